@@ -1,0 +1,163 @@
+"""Who is in flight, and who may start: the half of the server that does not need the model.
+
+Who starts when, on which version, and how stale it arrives depends on timing, concurrency and K only. `Server` adds
+weights to this; the timeline runs it alone.
+
+A client is chosen at random among the free ones: not in flight, and not yet in the buffer, so that it contributes
+at most once to a server step (the paper's Appendix D). Memory is that of the busy clients, however many there are.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbuff.core import check
+from fedbuff.core.random import Stream
+from fedbuff.core.starting import StartingRule
+
+_TRIES = 64  # draws before the free clients are listed one by one
+_MANY = 100_000  # so many clients are not asked one by one whether they are available
+
+
+class Availability(Protocol):
+    """When a client can start a trip; `retry` is how long to wait when nobody can."""
+
+    @property
+    def retry(self) -> float: ...
+
+    def __call__(self, client: int, time: float) -> bool: ...
+
+
+class Schedule:
+    """Trips in flight, the version, and the count of the buffer.
+
+    `in_flight` maps a trip to its client and start version. The caller reports every ended trip with `arrived` or
+    `ended`, takes `step` when `buffered` reaches the buffer size, and then calls `start_trips`.
+    """
+
+    def __init__(
+        self, start: StartingRule, buffer_size: int, clients: int, seed: int = 0, available: Availability | None = None
+    ) -> None:
+        check.integer(1, buffer_size=buffer_size)
+        if clients < max(start.most(), buffer_size):
+            raise ValueError(
+                f"{clients} clients are too few for {start} and buffer_size={buffer_size}: "
+                f"it takes at least {max(start.most(), buffer_size)}, as a client trains one trip at a time and "
+                f"contributes at most once to a buffer"
+            )
+        if start.cancels and buffer_size > start.most():
+            raise ValueError(
+                f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
+            )
+        self.start, self.buffer_size, self.clients, self.available = start, buffer_size, clients, available
+        self.version = 0
+        self.in_flight: dict[int, tuple[int, int]] = {}
+        self.buffered: list[int] = []  # clients in the buffer
+        self.started = 0
+        self._busy: set[int] = set()
+        self._choices, self._draws = Stream(seed, "choice"), 0
+        self._gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
+        self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)
+        self._origin = 0.0
+        self._wake: float | None = None
+
+    def begin(self, time: float) -> list[int]:
+        """The first trips; arrivals are counted from `time`."""
+        self._origin = time
+        return self.start_trips(time)
+
+    def start_trips(self, time: float) -> list[int]:
+        """Start as many trips as the rule wants now, on the current version."""
+        arrived = 0
+        while self._next_arrival is not None and self._origin + self._next_arrival <= time:
+            arrived += 1
+            self._arrivals += 1
+            self._next_arrival = self.start.arrival(self._arrivals, self._next_arrival, self._gaps[self._arrivals])
+            self._wake = self._origin + (self._next_arrival or 0.0)
+        trips = []
+        for _ in range(self.start.wanted(len(self.in_flight), len(self.buffered), arrived)):
+            client = self._choose(time)
+            if client is None:
+                if self.available is not None and self._next_arrival is None:
+                    self._wake = time + self.available.retry
+                break
+            self._busy.add(client)
+            self.in_flight[self.started] = (client, self.version)
+            trips.append(self.started)
+            self.started += 1
+        return trips
+
+    def wake(self) -> float | None:
+        """When to call `start_trips` again even if nothing happens; told once."""
+        at, self._wake = self._wake, None
+        return at
+
+    def arrived(self, trip: int) -> int:
+        """Move a trip from flight into the buffer; its staleness."""
+        client, version = self.in_flight.pop(trip)
+        self.buffered.append(client)
+        return self.version - version
+
+    def ended(self, trip: int) -> None:
+        """A trip ended without an update in the buffer: its client is free again."""
+        client, _ = self.in_flight.pop(trip)
+        self._busy.remove(client)
+
+    def step(self) -> list[tuple[int, int]]:
+        """Empty the buffer and count a version; the trips cancelled by it, with their start versions."""
+        self._busy.difference_update(self.buffered)
+        self.buffered.clear()
+        self.version += 1
+        if not self.start.cancels:
+            return []
+        cancelled = [(trip, version) for trip, (_, version) in self.in_flight.items()]
+        for trip, _ in cancelled:
+            self.ended(trip)
+        return cancelled
+
+    def _choose(self, time: float) -> int | None:
+        """A free client, each equally likely, or None."""
+        n, busy, available = self.clients, self._busy, self.available
+        if len(busy) >= n:
+            return None
+        for _ in range(_TRIES):
+            client = int(self._draw() * n)
+            if client not in busy and (available is None or available(client, time)):
+                return client
+        if available is not None and n > _MANY:
+            return None
+        free = [c for c in _not_in(busy, n) if available is None or available(c, time)]
+        return free[int(self._draw() * len(free))] if free else None
+
+    def _draw(self) -> float:
+        self._draws += 1
+        return self._choices[self._draws]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs, ready for JSON."""
+        return {
+            "version": self.version,
+            "in_flight": [[trip, client, version] for trip, (client, version) in self.in_flight.items()],
+            "buffered": list(self.buffered),
+            "started": self.started,
+            "draws": self._draws,
+            "arrivals": self._arrivals,
+            "next_arrival": self._next_arrival,
+            "origin": self._origin,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.version, self.started, self._draws = state["version"], state["started"], state["draws"]
+        self._arrivals, self._next_arrival, self._origin = state["arrivals"], state["next_arrival"], state["origin"]
+        self.in_flight = {trip: (client, version) for trip, client, version in state["in_flight"]}
+        self.buffered = list(state["buffered"])
+        self._busy = {client for client, _ in self.in_flight.values()} | set(self.buffered)
+        self._wake = None
+
+
+def _not_in(busy: set[int], n: int) -> list[int]:
+    """The clients below `n` that are not busy, in order; cheap when reached, as then nearly all are busy."""
+    taken = np.zeros(n, dtype=bool)
+    taken[list(busy)] = True
+    free: list[int] = np.flatnonzero(~taken).tolist()
+    return free

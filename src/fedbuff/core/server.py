@@ -1,0 +1,262 @@
+"""FedBuff's server: Algorithm 1 of Nguyen et al. (2022), as facts in and orders out.
+
+    server = Server(weights=w0, clients=range(1000), start=refill(concurrency=100), buffer_size=10)
+    commands = server.begin()                        # [StartTrip(trip=0, client=…, version=0), …]
+    commands = server.handle(UpdateArrived(0, Δ))    # [StepTaken(version=1, …), StartTrip(…), …]
+
+It does no IO, reads no clock and trains nothing: whoever drives it (the simulator, a network) obeys the commands
+and reports what happened. Weights and updates are flat vectors, computed in the dtype of the weights.
+"""
+
+from collections.abc import Hashable, Sequence
+from numbers import Integral
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbuff.core import check
+from fedbuff.core.events import (
+    CancelTrip,
+    Command,
+    Event,
+    StartTrip,
+    StepTaken,
+    TripFailed,
+    UpdateArrived,
+    UpdateRejected,
+    Wake,
+    Woke,
+)
+from fedbuff.core.optimizers import Optimizer, State, Vector, sgd
+from fedbuff.core.schedule import Availability, Schedule
+from fedbuff.core.staleness import Weigh, polynomial
+from fedbuff.core.starting import StartingRule
+from fedbuff.core.versions import Versions
+
+SETTINGS = ("start", "buffer_size", "weigh", "optimizer", "max_staleness", "weight_by", "mixing")
+
+
+class Server:
+    """The aggregation server of FedBuff and, with other settings, of its rivals.
+
+    start          when trips start: `refill`, `arrivals` or `cohort`
+    buffer_size    K: the server steps once this many updates are in the buffer
+    weigh          staleness weight s(τ), any function int -> float
+    optimizer      what a server step does with the mean update
+    max_staleness  updates older than this are rejected
+    weight_by      "uniform": Σ s(τ_i) Δ_i / K; "examples": Σ s(τ_i) n_i Δ_i / Σ n_i. Never divided by Σ s(τ_i)
+    mixing         Xie et al.'s FedAsync: average models, w − y_i in place of Δ_i, so that with K = 1 and SGD
+                   w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
+    weights, clients, seed may be left to `fedbuff.simulate`, which takes them from the task
+    """
+
+    def __init__(
+        self,
+        *,
+        start: StartingRule,
+        buffer_size: int,
+        weigh: Weigh = polynomial(0.5),
+        optimizer: Optimizer = sgd(),
+        max_staleness: int | None = None,
+        weight_by: Literal["uniform", "examples"] = "uniform",
+        mixing: bool = False,
+        weights: Vector | None = None,
+        clients: Sequence[Hashable] | int | None = None,
+        seed: int = 0,
+        available: Availability | None = None,
+    ) -> None:
+        check.integer(1, buffer_size=buffer_size)
+        check.one_of(("uniform", "examples"), weight_by=weight_by)
+        if max_staleness is not None:
+            check.integer(0, max_staleness=max_staleness)
+        self.start, self.buffer_size, self.weigh, self.optimizer = start, buffer_size, weigh, optimizer
+        self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
+        self._begun = False
+        self._schedule: Schedule | None = None
+        if weights is not None and clients is not None:
+            w = np.array(weights)
+            if w.ndim != 1 or not np.issubdtype(w.dtype, np.floating):
+                raise ValueError(f"weights: expected a flat vector of floats, got shape {w.shape} of {w.dtype}")
+            self.clients: Sequence[Hashable] = range(clients) if isinstance(clients, int) else clients
+            self._schedule = Schedule(start, buffer_size, len(self.clients), seed, available)
+            self.versions = Versions({0: w}, newest=0)
+            self._optimizer_state: State = optimizer.init(w)
+            self._sum: Vector = np.zeros_like(w)  # Δ̄
+            self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
+            self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
+
+    def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
+        """A new server with these settings, for this model and these clients."""
+        kept = {name: getattr(self, name) for name in SETTINGS}
+        return Server(**{**kept, "weights": weights, "clients": clients, **changes})
+
+    # ── the paper's Algorithm 1 ──────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, time: float = 0.0) -> list[Command]:
+        """The first orders: once, before any event."""
+        if self._begun:
+            raise RuntimeError("Server.begin() was called twice; make a new Server for a new run")
+        if self._schedule is None:
+            raise RuntimeError("this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()")
+        self._begun = True
+        return self._orders(self._schedule.begin(time))
+
+    def handle(self, event: Event) -> list[Command]:
+        """What to do now that `event` happened."""
+        if not self._begun:
+            raise RuntimeError("call Server.begin() before the first event")
+        match event:
+            case UpdateArrived():
+                return self._update_arrived(event)
+            case TripFailed():
+                return self._trip_failed(event)
+            case Woke():
+                return self._start_trips(event.time)
+        raise TypeError(f"Server.handle() takes an event (UpdateArrived, TripFailed, Woke), got {event!r}")
+
+    def _update_arrived(self, event: UpdateArrived) -> list[Command]:
+        started = self._in_flight(event.trip)
+        if started is None:
+            return [self._unknown(event.trip)]
+        _, start_version = started
+        staleness = self.version - start_version
+        weight = float(self.weigh(staleness))
+        if not 0.0 <= weight < np.inf:
+            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+        examples = event.examples if self.weight_by == "examples" else 1
+
+        update, problem = self._acceptable(event.update, examples, staleness)
+        if update is not None:
+            if self.mixing:
+                update = self.weights - self.versions[start_version] + update  # w − y_i
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = self._sum + (weight * examples) * update  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
+            if not np.isfinite(total).all():
+                problem = "the update is not finite" if not np.isfinite(update).all() else "the update overflows the buffer"
+        if problem:
+            self._ended(event.trip)
+            return [UpdateRejected(event.trip, problem), *self._start_trips(event.time)]
+
+        self._sum = total
+        self._count += examples
+        self._buffer.append((event.trip, staleness, weight))
+        self.versions.release(start_version)
+        self._book.arrived(event.trip)  # k ← k + 1
+
+        commands: list[Command] = []
+        if len(self._buffer) == self.buffer_size:  # if k == K
+            commands = self._step()
+        return commands + self._start_trips(event.time)
+
+    def _step(self) -> list[Command]:
+        mean = self._sum / self._count  # Δ̄ ← Δ̄ / K
+        trips, staleness, weights = zip(*self._buffer, strict=True)
+        w, self._optimizer_state = self.optimizer.step(
+            self.weights, mean, self._optimizer_state, max(staleness)
+        )  # w ← w − η_g Δ̄
+        cancelled = self._book.step()  # t ← t + 1
+        for _, version in cancelled:
+            self.versions.release(version)
+        self.versions.add(w.astype(self.weights.dtype, copy=False))
+        self._sum, self._count, self._buffer = np.zeros_like(self.weights), 0, []  # Δ̄ ← 0, k ← 0
+        return [StepTaken(self.version, trips, staleness, weights), *(CancelTrip(trip) for trip, _ in cancelled)]
+
+    def _trip_failed(self, event: TripFailed) -> list[Command]:
+        if self._in_flight(event.trip) is None:
+            return [self._unknown(event.trip)]
+        self._ended(event.trip)
+        return self._start_trips(event.time)
+
+    # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def weights(self) -> Vector:
+        """The newest weights, read-only; they stay valid after the server has stepped on."""
+        return self.versions[self.versions.newest]
+
+    @property
+    def version(self) -> int:
+        """How many server steps were taken."""
+        return self._book.version
+
+    @property
+    def buffered(self) -> int:
+        """How many updates are in the buffer: k of Algorithm 1."""
+        return len(self._buffer)
+
+    @property
+    def in_flight(self) -> dict[int, tuple[Hashable, int]]:
+        """Trips in flight: trip -> (client, start version)."""
+        return {trip: (self.clients[client], version) for trip, (client, version) in self._book.in_flight.items()}
+
+    def state(self) -> tuple[dict[str, Vector], dict[str, Any]]:
+        """Everything `restore` needs to go on bit for bit: arrays, and facts ready for JSON."""
+        arrays = {"buffer": self._sum, **{f"optimizer.{name}": a for name, a in self._optimizer_state.items()}}
+        arrays |= {f"version.{version}": self.versions[version] for version in self.versions}
+        return arrays, {"schedule": self._book.state(), "buffer": self._buffer, "count": self._count}
+
+    def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
+        """Take over the state of a server with the same settings, in place of `begin`."""
+        self._book.restore(facts["schedule"])
+        held = [version for _, version in self._book.in_flight.values()]
+        self.versions = Versions({int(v): w for v, w in _under("version.", arrays).items()}, self.version, held)
+        self._optimizer_state = _under("optimizer.", arrays)
+        self._sum, self._count = arrays["buffer"], facts["count"]
+        self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
+        self._begun = True
+
+    @property
+    def _book(self) -> Schedule:
+        assert self._schedule is not None  # begin() has checked
+        return self._schedule
+
+    def _start_trips(self, time: float) -> list[Command]:
+        return self._orders(self._book.start_trips(time))
+
+    def _orders(self, trips: list[int]) -> list[Command]:
+        commands: list[Command] = []
+        for trip in trips:
+            client, version = self._book.in_flight[trip]
+            self.versions.hold(version)
+            commands.append(StartTrip(trip, self.clients[client], version))
+        at = self._book.wake()
+        return commands if at is None else [*commands, Wake(at)]
+
+    def _in_flight(self, trip: Any) -> tuple[int, int] | None:
+        return self._book.in_flight.get(int(trip)) if _is_integer(trip) else None
+
+    def _acceptable(self, update: Any, examples: Any, staleness: int) -> tuple[Vector | None, str]:
+        """The update as a vector of the model's dtype, or why not; that it is finite is seen on the sum."""
+        if self.max_staleness is not None and staleness > self.max_staleness:
+            return None, f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
+        if not _is_integer(examples) or examples < 1:
+            return None, f"examples={examples!r}: expected an integer >= 1"
+        try:
+            vector = np.asarray(update)
+        except (TypeError, ValueError):
+            vector = np.empty(0, object)
+        if vector.dtype.kind not in "fiu":
+            return None, f"expected a vector of {self.weights.dtype}, got {type(update).__name__} of {vector.dtype}"
+        if vector.shape != self.weights.shape:
+            return None, f"expected a vector of length {len(self.weights)}, got shape {vector.shape}"
+        with np.errstate(over="ignore"):  # what does not fit the dtype becomes infinite, and is refused for that
+            return vector.astype(self.weights.dtype, copy=False), ""
+
+    def _ended(self, trip: int) -> None:
+        self.versions.release(self._book.in_flight[trip][1])
+        self._book.ended(trip)
+
+    def _unknown(self, trip: Any) -> UpdateRejected:
+        return UpdateRejected(
+            trip,
+            f"trip {trip!r} is not in flight (version {self.version}, {len(self._book.in_flight)} trips in flight); "
+            "was it reported twice, or cancelled?",
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _under(prefix: str, arrays: dict[str, Vector]) -> dict[str, Vector]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,118 @@
+"""Starting rules: when do trips start? Together with the buffer size they make every algorithm of the paper.
+
+A rule is a pair of functions: how many trips to start now, and when the next client arrives by itself (if
+clients do). It says nothing about who starts: clients are chosen at random among those who are free.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fedbuff.core import check
+
+
+class StartingRule(Protocol):
+    @property
+    def cancels(self) -> bool:
+        """Whether a server step ends the trips still in flight."""
+
+    def wanted(self, in_flight: int, buffered: int, arrived: int) -> int:
+        """How many trips to start now; `arrived` clients have just come by themselves."""
+
+    def arrival(self, number: int, previous: float, gap: float) -> float | None:
+        """When client `number` (from 0) arrives, given a unit exponential `gap`; None if clients don't arrive."""
+
+    def most(self) -> int:
+        """The number of clients the rule needs at once, at least."""
+
+
+@dataclass(frozen=True)
+class refill:
+    """A finished trip is replaced at once: `concurrency` trips are always in flight (FedBuff, FedAsync)."""
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        check.integer(1, concurrency=self.concurrency)
+
+    cancels = False
+
+    def wanted(self, in_flight: int, buffered: int, arrived: int) -> int:
+        return self.concurrency - in_flight
+
+    def arrival(self, number: int, previous: float, gap: float) -> float | None:
+        return None
+
+    def most(self) -> int:
+        return self.concurrency
+
+
+@dataclass(frozen=True)
+class arrivals:
+    """Clients arrive at a constant rate, the paper's own setting, or as a Poisson process.
+
+    Give the `rate` (trips per unit of time), or the mean `concurrency` and let the simulator derive the rate from
+    the mean duration. A client that arrives while nobody is free is lost.
+    """
+
+    rate: float | None = None
+    concurrency: float | None = None
+    poisson: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) == (self.concurrency is None):
+            raise ValueError(
+                f"arrivals: give rate or concurrency, one of them (rate={self.rate}, concurrency={self.concurrency})"
+            )
+        check.number(
+            0, above=True, **{k: v for k, v in (("rate", self.rate), ("concurrency", self.concurrency)) if v is not None}
+        )
+
+    cancels = False
+
+    def wanted(self, in_flight: int, buffered: int, arrived: int) -> int:
+        return arrived
+
+    def arrival(self, number: int, previous: float, gap: float) -> float | None:
+        if self.rate is None:
+            raise ValueError(
+                f"arrivals(concurrency={self.concurrency}) needs a mean duration: use it in the simulator, or give rate"
+            )
+        return previous + gap / self.rate if self.poisson else number / self.rate
+
+    def most(self) -> int:
+        return 1
+
+    def at_mean_duration(self, mean: float) -> "arrivals":
+        """The same rule with its rate: concurrency = rate · mean duration (Little's law)."""
+        return self if self.rate is not None else replace(self, rate=(self.concurrency or 0) / mean, concurrency=None)
+
+
+@dataclass(frozen=True)
+class cohort:
+    """`size` trips start together after every server step (FedAvg and its kin).
+
+    With over-selection ⌈size · (1 + over_selection)⌉ start; what has not arrived by the step is cancelled.
+    """
+
+    size: int
+    over_selection: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.integer(1, size=self.size)
+        check.number(0, over_selection=self.over_selection)
+
+    cancels = True
+
+    def wanted(self, in_flight: int, buffered: int, arrived: int) -> int:
+        return self.most() - in_flight - buffered
+
+    def arrival(self, number: int, previous: float, gap: float) -> float | None:
+        return None
+
+    def most(self) -> int:
+        # 1e-9: 1000 · 1.3 is 1300.0000000000002 or 1299.9999 in floating point, and means 1300
+        return math.ceil(self.size * (1.0 + self.over_selection) - 1e-9)
+
+
+Start = refill | arrivals | cohort

@@ -1,0 +1,55 @@
+"""A model as one flat vector: the only form in which the rest of fedbuff knows it."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Vector = NDArray[np.floating]
+
+
+class Flat:
+    """A module whose trainable parameters are views into `vector`, and their gradients into `gradient`.
+
+    Frozen parameters (requires_grad=False) stay in the module and are not part of the vector.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.track_running_stats:
+                raise ValueError(
+                    f"{name}: {type(part).__name__} keeps running statistics, which are no weights and differ by client; "
+                    "use GroupNorm or LayerNorm, or track_running_stats=False"
+                )
+        self.module = module
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("the model has no trainable parameters")
+        parts = list(self.parameters.values())
+        self.vector = torch.cat([p.detach().reshape(-1) for p in parts])
+        self.gradient = torch.zeros_like(self.vector)
+        for p, w, g in zip(parts, self._cut(self.vector), self._cut(self.gradient), strict=True):
+            p.data, p.grad = w, g
+        self._numpy = self.vector.numpy()
+
+    def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        parts = list(self.parameters.values())
+        pieces = torch.split(vector, [p.numel() for p in parts])
+        return [piece.view(p.shape) for piece, p in zip(pieces, parts, strict=True)]
+
+    def load(self, weights: Vector) -> None:
+        self._numpy[:] = weights
+
+    def weights(self) -> Vector:
+        """A copy of the weights."""
+        return self._numpy.copy()
+
+    def named(self, weights: Vector) -> dict[str, NDArray[np.floating]]:
+        """`weights` as named tensors of the model's shapes, as in a state dict."""
+        pieces = self._cut(torch.tensor(np.asarray(weights)))
+        return {name: np.ascontiguousarray(piece.numpy()) for name, piece in zip(self.parameters, pieces, strict=True)}
+
+
+def as_tensor(array: object, like: torch.Tensor) -> torch.Tensor:
+    """Inputs or labels as a tensor: floats in the model's dtype, integers as torch wants its labels and indices."""
+    tensor = array if isinstance(array, torch.Tensor) else torch.tensor(np.asarray(array))
+    return tensor.to(like.dtype) if tensor.is_floating_point() else tensor.long()

@@ -1,0 +1,55 @@
+"""A task: a model, a loss, clients with their examples, and what to evaluate on. Nothing to subclass."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Examples = tuple[Any, Any]  # inputs, labels: numpy arrays or torch tensors, the first axis counts examples
+
+
+def most_likely(output: "torch.Tensor", label: "torch.Tensor") -> "torch.Tensor":
+    """Which examples a classifier got right: by its largest output, or by the sign of its only one."""
+    if output.ndim > 1 and output.shape[-1] > 1:
+        return output.argmax(-1) == label
+    return (output.reshape(label.shape) > 0) == (label > 0.5)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, by whom, and how it is judged.
+
+    model      makes the model: `() -> torch.nn.Module`
+    loss       `(output, label) -> mean loss`, e.g. `torch.nn.functional.cross_entropy`
+    clients    a sequence of (inputs, labels); a lazy one may add `examples(client) -> int` to spare loading to count
+    evaluate   held-out (inputs, labels), or a dict of several splits; targets are watched on the first
+    accuracy   `(output, label) -> right or wrong per example`; None for a task without an accuracy
+    """
+
+    model: "Callable[[], torch.nn.Module]"
+    loss: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+    clients: Sequence[Examples]
+    evaluate: Examples | Mapping[str, Examples]
+    accuracy: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None" = most_likely
+    name: str = "task"
+
+    def __post_init__(self) -> None:
+        if len(self.clients) == 0:
+            raise ValueError("clients: a task needs at least one client")
+        if isinstance(self.clients, list | tuple):
+            for client, (x, y) in enumerate(self.clients):
+                if len(x) != len(y) or len(y) == 0:
+                    raise ValueError(
+                        f"clients[{client}]: {len(x)} inputs and {len(y)} labels; expected as many of both, at least one"
+                    )
+
+    @property
+    def splits(self) -> Mapping[str, Examples]:
+        return self.evaluate if isinstance(self.evaluate, Mapping) else {"test": self.evaluate}
+
+    def examples(self, client: int) -> int:
+        """How many examples a client holds."""
+        count = getattr(self.clients, "examples", None)
+        return int(count(client)) if count is not None else len(self.clients[client][1])

@@ -1,0 +1,1 @@
+"""What a run remembers: its folder, tables and plots."""

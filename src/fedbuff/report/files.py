@@ -1,0 +1,55 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class FolderError(Exception):
+    """A run folder that can't be used; the message says what to do."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then put it in place in one move."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as f:
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except OSError as e:
+        raise FolderError(f"can't write {path}: {e.strerror or e}; what was there before is still whole") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    def write(p: Path) -> None:
+        p.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def make_writable_folder(folder: Path, needed: int) -> None:
+    """Create `folder` and prove that `needed` bytes fit into it, before any work is done."""
+    probe = folder / f".space.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as f:
+            f.write(bytes(needed))  # really written: some file systems promise space they don't have
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        raise FolderError(
+            f"can't write a run ({needed / 1e6:.1f} MB) to {folder}: {e.strerror or e}; choose another --out"
+        ) from e
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)

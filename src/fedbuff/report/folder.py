@@ -1,0 +1,105 @@
+"""The run folder: settings.toml, metrics.jsonl, checkpoint/, trips.parquet, weights.safetensors, and summary.json last.
+
+Whoever finds a summary.json finds a finished run. docs/run-folder.md describes every file.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbuff import toml
+from fedbuff.report.files import FolderError, make_writable_folder, write_atomically, write_json, write_text
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Folder:
+    """Writes a run down while it goes on, so that it can be killed at any moment and resumed."""
+
+    def __init__(self, path: Path, settings: toml.Table, needed: int, resume: bool) -> None:
+        """Open `path` for a new run, or to resume one with the same settings; prove that there is room for `needed` bytes."""
+        self.path = path
+        make_writable_folder(path, needed)
+        text = toml.dumps(settings)
+        existing = path / "settings.toml"
+        if existing.exists():
+            if not resume:
+                raise FolderError(f"{path} already holds a run: go on with --resume, or choose another --out")
+            if existing.read_text(encoding="utf-8") != text:
+                raise FolderError(
+                    f"{path} holds a run with other settings: {_difference(existing.read_text(encoding='utf-8'), text)}"
+                )
+        else:
+            write_text(existing, text)
+        (path / "checkpoint").mkdir(exist_ok=True)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    def checkpoint(self, arrays: Arrays, facts: dict[str, Any]) -> None:
+        """Everything a run needs to go on, in one file that is whole or absent."""
+        from safetensors.numpy import save_file
+
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_atomically(self._checkpoint, lambda p: save_file(contiguous, p, metadata={"facts": json.dumps(facts)}))
+
+    def last_checkpoint(self) -> tuple[Arrays, dict[str, Any]] | None:
+        if not self._checkpoint.exists():
+            return None
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._checkpoint, framework="np") as f:
+                return {name: f.get_tensor(name) for name in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118  # not a dict
+        except (OSError, SafetensorError, KeyError, ValueError) as e:
+            raise FolderError(f"{self._checkpoint} is damaged ({e}): remove it to start the run again") from e
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    def rewrite_metrics(self, metrics: list[dict[str, Any]]) -> None:
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(m) + "\n" for m in metrics))
+
+    def append_metrics(self, metrics: list[dict[str, Any]]) -> None:
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as f:
+                f.writelines(json.dumps(m) + "\n" for m in metrics)
+        except OSError as e:
+            raise FolderError(
+                f"can't write {self.path / 'metrics.jsonl'}: {e.strerror or e}; free some space and --resume"
+            ) from e
+
+    def finish(self, trips: Arrays, weights: Arrays, metrics: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from safetensors.numpy import save_file
+
+        write_atomically(self.path / "trips.parquet", lambda p: pq.write_table(pa.table(trips), p, compression="zstd"))
+        write_atomically(self.path / "weights.safetensors", lambda p: save_file(weights, p))
+        self.rewrite_metrics(metrics)
+        write_json(self.path / "summary.json", summary)
+
+
+def read_trips(path: Path) -> Arrays:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path / "trips.parquet")
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def read_weights(path: Path) -> Arrays:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(path / "weights.safetensors"))
+
+
+def _difference(old: str, new: str) -> str:
+    before, after = set(old.splitlines()), set(new.splitlines())
+    gone = [line for line in old.splitlines() if line not in after]
+    come = [line for line in new.splitlines() if line not in before]
+    return f"there {' | '.join(gone[:3]) or 'nothing more'}, here {' | '.join(come[:3]) or 'nothing more'}"

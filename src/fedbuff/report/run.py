@@ -1,0 +1,93 @@
+"""A run: what it did, read from its folder or straight from the simulator."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbuff.report.files import FolderError
+
+if TYPE_CHECKING:
+    from fedbuff.report.plot import Plot
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A finished run: `print(run)` says what it did, `run.plot("accuracy", against="trips")` draws it.
+
+    summary    what summary.json holds
+    metrics    one dict per evaluation and split, in order
+    trips      one array per column of trips.parquet
+    settings   the tables of settings.toml
+    weights    final weights, one array per parameter of the model
+    """
+
+    summary: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    trips: Mapping[str, NDArray[Any]]
+    settings: Mapping[str, Any]
+    weights: Mapping[str, NDArray[np.floating]]
+    folder: Path | None = None
+
+    def __repr__(self) -> str:
+        s = self.summary
+        lines = [f"{s['algorithm']} on {s['task']}, seed {s['seed']}: {s['stopped_by']}"]
+        rows = [
+            ("trips", f"{s['trips']:,}"),
+            ("server steps", f"{s['server_steps']:,}"),
+            ("virtual time", f"{s['virtual_time']:.4g}"),
+            (
+                "staleness",
+                "no update used"
+                if s["staleness_mean"] is None
+                else f"{s['staleness_mean']:.2f} on average, {s['staleness_max']} at most",
+            ),
+        ]
+        for split, values in s["metrics"].items():
+            rows.append((split, ", ".join(f"{name} {_number(value)}" for name, value in values.items())))
+        if s["target"] is not None:
+            reached = s["trips_to_target"]
+            found = (
+                "not reached" if reached is None else f"after {reached:,} trips, {s['server_steps_to_target']:,} server steps"
+            )
+            rows.append((f"accuracy {s['target']:g}", found))
+        rows.append(("took", f"{s['wall_seconds']:.1f} s, {s['trips_per_second']:.0f} trips/s, {s['peak_memory_mb']:.0f} MB"))
+        if self.folder is not None:
+            rows.append(("folder", str(self.folder)))
+        return "\n".join(lines + [f"  {name:<14}{value}" for name, value in rows])
+
+    def plot(self, metric: str = "accuracy", against: str = "trips") -> "Plot":
+        """The metric against "trips", "server_steps" or "virtual_time"; `.save("curve.svg")` writes it."""
+        from fedbuff.report.plot import curves
+
+        return curves({self.summary["algorithm"]: [self]}, metric, against)
+
+
+def load(folder: str | Path) -> Run:
+    """A finished run from its folder."""
+    from fedbuff.report.folder import read_trips, read_weights
+
+    path = Path(folder)
+    if not (path / "summary.json").is_file():
+        what = "has no summary.json: the run is not finished (go on with --resume)" if path.is_dir() else "does not exist"
+        raise FolderError(f"{path} {what}")
+    try:
+        return Run(
+            summary=json.loads((path / "summary.json").read_text(encoding="utf-8")),
+            metrics=[json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()],
+            trips=read_trips(path),
+            settings=tomllib.loads((path / "settings.toml").read_text(encoding="utf-8")),
+            weights=read_weights(path),
+            folder=path,
+        )
+    except (OSError, ValueError) as e:
+        raise FolderError(f"{path} is not a whole run: {e}") from e
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,39 @@
+"""Availability: when a client can take part at all."""
+
+from dataclasses import dataclass
+
+from fedbuff.core import check
+from fedbuff.core.random import unit
+
+
+@dataclass(frozen=True)
+class windows:
+    """Every client is there for `open` out of every `period` of virtual time, each at its own hour.
+
+    A trip starts only inside its client's window; one still running when the window closes is dropped.
+    """
+
+    period: float
+    open: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check.number(0, above=True, period=self.period)
+        check.number(0, self.period, above=True, open=self.open)
+
+    @property
+    def retry(self) -> float:
+        """How long the server waits before it looks again when nobody was there."""
+        return self.open / 10
+
+    def __call__(self, client: int, time: float) -> bool:
+        return self._since_opening(client, time) < self.open
+
+    def closes(self, client: int, time: float) -> float:
+        """When the window closes that is open for `client` at `time`."""
+        if self.open == self.period:
+            return float("inf")
+        return time + self.open - self._since_opening(client, time)
+
+    def _since_opening(self, client: int, time: float) -> float:
+        return (time + self.period * unit(self.seed, "window", client)) % self.period

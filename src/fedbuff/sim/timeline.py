@@ -1,0 +1,145 @@
+"""The timeline: who trains when, on which version, arriving how stale, without training anything.
+
+It is the simulator's schedule and clock without weights. A million trips take seconds.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbuff.core import check
+from fedbuff.core.random import Draw
+from fedbuff.core.schedule import Schedule
+from fedbuff.core.staleness import Weigh, polynomial
+from fedbuff.core.starting import StartingRule, arrivals
+from fedbuff.sim.availability import windows
+from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
+from fedbuff.sim.timing import Sizes, half_normal, mean_duration
+from fedbuff.sim.trips import CANCELLED, DROPPED, LATE, UNUSED, Trips
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The first trips of a run as arrays, one element a trip, each followed to its end."""
+
+    trip: NDArray[np.int64]
+    client: NDArray[np.int64]
+    examples: NDArray[np.int64]
+    start_time: NDArray[np.float64]
+    end_time: NDArray[np.float64]
+    start_version: NDArray[np.int64]
+    end_version: NDArray[np.int64]
+    staleness: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    server_step: NDArray[np.int64]
+    outcome: NDArray[np.str_]
+
+    def summary(self) -> dict[str, Any]:
+        """Staleness of the updates that arrived, mean concurrency, and throughput in virtual time.
+
+        Concurrency and throughput are taken while trips were still being started: after that the timeline only
+        waits for the last ones.
+        """
+        arrived = np.isin(self.outcome, ("used", "unused", "late"))
+        staleness = self.staleness[arrived]
+        horizon = float(self.start_time.max())
+        busy = np.minimum(self.end_time, horizon) - self.start_time
+        ended = self.end_time <= horizon
+        names, counts = np.unique(self.outcome, return_counts=True)
+        return {
+            "trips": len(self.trip),
+            "server_steps": int(self.end_version.max()),
+            "virtual_time": float(self.end_time.max()),
+            "staleness_mean": float(staleness.mean()) if len(staleness) else None,
+            "staleness_max": int(staleness.max()) if len(staleness) else None,
+            "staleness_p50": float(np.percentile(staleness, 50)) if len(staleness) else None,
+            "staleness_p99": float(np.percentile(staleness, 99)) if len(staleness) else None,
+            "concurrency_mean": float(busy.sum() / horizon) if horizon else float(len(self.trip)),
+            "trips_per_time": float(ended.sum() / horizon) if horizon else None,
+            "duration_mean": float((self.end_time - self.start_time).mean()),
+            "outcomes": dict(zip(names.tolist(), counts.tolist(), strict=True)),
+        }
+
+
+def timeline(
+    *,
+    start: StartingRule,
+    buffer_size: int,
+    timing: Draw = half_normal(1.0),
+    clients: int | Sequence[Any],
+    trips: int,
+    seed: int = 0,
+    weigh: Weigh = polynomial(0.5),
+    max_staleness: int | None = None,
+    examples: Sequence[int] | Callable[[int], int] | None = None,
+    dropout: float = 0.0,
+    timeout: float | None = None,
+    availability: windows | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Timeline:
+    """The first `trips` trips, each followed to its end (so long ones are not cut off, which would bias the rest).
+
+    `examples` says how many a client holds, by client; it matters to `per_example` timing only. The timeline of a
+    simulation with the same arguments is the same, trip for trip, unless training fails.
+
+    >>> from fedbuff.core.starting import refill
+    >>> t = timeline(start=refill(concurrency=100), buffer_size=10, clients=1000, trips=20_000)
+    >>> abs(t.staleness.mean() - 99 / 10) < 0.1
+    True
+    """
+    check.integer(1, trips=trips)
+    n = clients if isinstance(clients, int) else len(clients)
+    sizes = Sizes(examples)
+    clock = Clock(timing, seed, sizes, dropout, timeout, availability)
+    schedule = Schedule(with_rate(start, timing, seed, n, sizes), buffer_size, n, seed, availability)
+    table = Trips()
+    in_flight, counted = schedule.in_flight, 0
+    buffer: list[tuple[int, float]] = []
+    limit = math.inf if max_staleness is None else max_staleness
+
+    def begin(started: list[int]) -> None:
+        for trip in started:
+            client, version = in_flight[trip]
+            clock.start(trip, client)
+            table.started(client, sizes(client), clock.now, version)
+        at = schedule.wake()
+        if at is not None:
+            clock.wake(at)
+
+    begin(schedule.begin(0.0))
+    while counted < trips:
+        now, trip, ending = clock.next()
+        if ending != WAKES:
+            counted += trip < trips
+            staleness = schedule.version - in_flight[trip][1]
+            if ending == ARRIVES and staleness <= limit:
+                schedule.arrived(trip)
+                table.end(trip, now, schedule.version, UNUSED)
+                buffer.append((trip, weigh(staleness)))
+                if len(buffer) == buffer_size:
+                    before = schedule.version
+                    for gone, _ in schedule.step():
+                        clock.cancel(gone)
+                        table.end(gone, now, before, CANCELLED)
+                        counted += gone < trips
+                    for used, weight in buffer:
+                        table.used(used, weight, schedule.version)
+                    buffer.clear()
+            else:
+                schedule.ended(trip)
+                table.end(trip, now, schedule.version, DROPPED if ending == DROPS else LATE)
+        begin(schedule.start_trips(now))
+        if progress is not None and not table.ended & 0x3FFF:
+            progress(min(counted, trips))
+    return Timeline(**table.arrays(trips))
+
+
+def with_rate(start: StartingRule, timing: Draw, seed: int, clients: int, examples: Sizes) -> StartingRule:
+    """`arrivals(concurrency=…)` with the rate that gives it under this timing; any other rule as it is."""
+    if isinstance(start, arrivals) and start.rate is None:
+        return start.at_mean_duration(mean_duration(timing, seed, clients, examples))
+    return start
