@@ -27,7 +27,6 @@ from fedbuff.sim.availability import windows
 from fedbuff.sim.simulate import simulate
 from fedbuff.sim.timeline import Timeline, timeline
 from fedbuff.sim.timing import (
-    constant_time,
     exponential,
     half_normal,
     lognormal,
