@@ -53,6 +53,9 @@ class ServerSettings:
     weight_by: Literal["uniform", "examples"] = "uniform"
     mixing: bool = False
 
+    def __post_init__(self) -> None:
+        self.server()  # which checks the values
+
     def server(self) -> Server:
         return Server(**{name: getattr(self, name) for name in SETTINGS})
 
@@ -133,18 +136,47 @@ def from_tables(tables: Table) -> Settings:
         if key not in tables:
             raise SettingsError(f"{key}: missing; settings need [task.…], [client] and [until]")
     name, server, client = _algorithm(tables)
-    hints = get_type_hints(Settings)
-    plain = ("seed", "dropout", "timeout", "evaluate_every", "target")
+    plain = ("seed", "evaluate_every", "target")
     return Settings(
         task=toml.decode_choice(TASKS, tables["task"], "task", call=False),
         server=server,
         client=client,
         until=toml.decode(Until, tables["until"], "until"),
-        timing=toml.decode_value(Timing, tables.get("timing", "half_normal"), "timing"),
         name=toml.decode_value(str, tables.get("name", name), "name"),
-        availability=toml.decode(windows, tables["availability"], "availability") if "availability" in tables else None,
-        **{key: toml.decode_value(hints[key], tables[key], key) for key in plain if key in tables},
+        **_plain(tables, *plain),
+        **_clock(tables),
     )
+
+
+def timeline_arguments(tables: Table, clients: int | None = None) -> dict[str, Any]:
+    """The arguments of `fedbuff.timeline` that settings hold: they need a server, not a task or a client.
+
+    Without a task (or with `clients`) there are so many clients that hold one example each, by default 100 for
+    every trip in flight.
+    """
+    _, server, _ = _algorithm({"client": {"lr": 0.0}, **tables})
+    arguments: dict[str, Any] = {name: getattr(server, name) for name in ("start", "buffer_size", "weigh", "max_staleness")}
+    if "task" in tables and clients is None:
+        make, of_task = toml.decode_choice(TASKS, tables["task"], "task", call=False)
+        task = make(**of_task)
+        arguments |= {"clients": len(task.clients), "examples": task.examples}
+    else:
+        arguments["clients"] = clients or 100 * max(server.start.most(), server.buffer_size)
+    return {**arguments, **_plain(tables, "seed"), **_clock(tables)}
+
+
+def _clock(tables: Table) -> dict[str, Any]:
+    """Timing, and what goes wrong on the way."""
+    decoded = _plain(tables, "dropout", "timeout")
+    decoded["timing"] = toml.decode_value(Timing, tables.get("timing", "half_normal"), "timing")
+    if "availability" in tables:
+        decoded["availability"] = toml.decode(windows, tables["availability"], "availability")
+    return decoded
+
+
+def _plain(tables: Table, *keys: str) -> dict[str, Any]:
+    hints = get_type_hints(Settings)
+    return {key: toml.decode_value(hints[key], tables[key], key) for key in keys if key in tables}
 
 
 def _algorithm(tables: Table) -> tuple[str, Server, LocalSGD]:

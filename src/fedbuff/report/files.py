@@ -19,11 +19,18 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         with temporary.open("rb") as f:
             os.fsync(f.fileno())
+        temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner can read
         temporary.replace(path)
     except OSError as e:
         raise FolderError(f"can't write {path}: {e.strerror or e}; what was there before is still whole") from e
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_text(path: Path, text: str) -> None:

@@ -75,14 +75,19 @@ class Folder:
             ) from e
 
     def finish(self, trips: Arrays, weights: Arrays, metrics: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
         from safetensors.numpy import save_file
 
-        write_atomically(self.path / "trips.parquet", lambda p: pq.write_table(pa.table(trips), p, compression="zstd"))
+        write_trips(self.path / "trips.parquet", trips)
         write_atomically(self.path / "weights.safetensors", lambda p: save_file(weights, p))
         self.rewrite_metrics(metrics)
         write_json(self.path / "summary.json", summary)
+
+
+def write_trips(path: Path, trips: Arrays) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_atomically(path, lambda p: pq.write_table(pa.table(trips), p, compression="zstd"))
 
 
 def read_trips(path: Path) -> Arrays:

@@ -88,9 +88,7 @@ class Clock:
             if not cancelled or ends[0][1] not in cancelled:
                 return ends[0][0]
             cancelled.remove(heapq.heappop(ends)[1])
-        raise RuntimeError(
-            f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more"
-        )
+        raise ValueError(f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more")
 
     def state(self) -> dict[str, Any]:
         return {"now": self.now, "ends": self._ends, "cancelled": sorted(self._cancelled)}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,10 @@ from fedbuff.sim.timeline import with_rate
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.sim.until import Until
+
+if TYPE_CHECKING:
+    from fedbuff.learn.flat import Flat
+    from fedbuff.learn.local import Train
 
 _HOPELESS = 100_000  # so many trips in a row without a server step, and nothing will come of it
 
@@ -80,17 +84,31 @@ def simulate(
     """
     import torch
 
+    from fedbuff.learn.local import initial_weights, one_at_a_time
+
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)
         if task.accuracy is None:
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
+    if evaluate_every is not None:
+        check.integer(1, evaluate_every=evaluate_every)
     tables = settings if settings is not None else _tables(locals())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a client's batch is too small for more, and one thread sums in one order
     try:
+        n, sizes = len(task.clients), Sizes(task.examples)
+        flat, weights = initial_weights(task, seed)
+        start = with_rate(server.start, timing, seed, n, sizes)
         simulation = _Simulation(
-            server, task, client, until, timing, seed, dropout, timeout, availability, evaluate_every, target, algorithm
+            server=server.bind(weights, n, seed=seed, available=availability, start=start),
+            clock=Clock(timing, seed, sizes, dropout, timeout, availability),
+            train=one_at_a_time(task, client, seed, flat),
+            task=task,
+            flat=flat,
+            until=until,
+            target=target,
+            evaluate_every=evaluate_every or _trips_in_flight(server),
         )
         folder = None
         if out is not None:
@@ -98,7 +116,12 @@ def simulate(
             if folder.finished:
                 return load(folder.path)
         simulation.run(folder, checkpoint_every, progress)
-        return simulation.finish(folder, tables)
+        summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
+        trips, weights_by_name = simulation.trips.arrays(), flat.named(simulation.server.weights)
+        if folder is not None:
+            folder.checkpoint(*simulation.state())
+            folder.finish(trips, weights_by_name, simulation.metrics, summary)
+        return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
     finally:
         torch.set_num_threads(threads)
 
@@ -108,35 +131,21 @@ class _Simulation:
 
     def __init__(
         self,
+        *,
         server: Server,
+        clock: Clock,
+        train: "Train",
         task: Task,
-        client: LocalSGD,
+        flat: "Flat",
         until: Until,
-        timing: Draw,
-        seed: int,
-        dropout: float,
-        timeout: float | None,
-        availability: windows | None,
-        evaluate_every: int | None,
         target: float | None,
-        algorithm: str,
+        evaluate_every: int,
     ) -> None:
-        from fedbuff.learn.local import initial_weights, one_at_a_time
-
-        if evaluate_every is not None:
-            check.integer(1, evaluate_every=evaluate_every)
-        self.task, self.until, self.target, self.seed, self.algorithm = task, until, target, seed, algorithm
-        n = len(task.clients)
-        self.sizes = Sizes(task.examples)
-        self.flat, weights = initial_weights(task, seed)
-        self.train = one_at_a_time(task, client, seed, self.flat)
-        self.clock = Clock(timing, seed, self.sizes, dropout, timeout, availability)
-        start = with_rate(server.start, timing, seed, n, self.sizes)
-        self.server = server.bind(weights, range(n), seed=seed, available=availability, start=start)
+        self.server, self.clock, self.train, self.task, self.flat = server, clock, train, task, flat
+        self.until, self.target, self.evaluate_every = until, target, evaluate_every
         self.trips = Trips()
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None  # the first evaluation at or above the target
-        self.evaluate_every = evaluate_every or max(1, round(getattr(server.start, "concurrency", None) or server.start.most()))
         self.staleness_sum, self.staleness_max, self.used, self.ended_at_step = 0, 0, 0, 0
         self.diverged = False
         self.before, self.began = 0.0, time.monotonic()  # real seconds of earlier sittings, and the start of this one
@@ -207,7 +216,7 @@ class _Simulation:
             match command:
                 case StartTrip(trip, client, start):
                     self.clock.start(trip, client)
-                    self.trips.started(client, self.sizes(client), now, start)
+                    self.trips.started(client, self.task.examples(client), now, start)
                 case StepTaken(step, trips, staleness, weights):
                     for trip, weight in zip(trips, weights, strict=True):
                         self.trips.used(trip, weight, step)
@@ -287,14 +296,6 @@ class _Simulation:
         """A first checkpoint twice over, and a megabyte; more is needed as versions and trips add up."""
         return 2 * sum(a.nbytes for a in self.server.state()[0].values()) + (1 << 20)
 
-    def finish(self, folder: Folder | None, tables: toml.Table) -> Run:
-        summary, weights = self.summary(), self.flat.named(self.server.weights)
-        if folder is None:
-            return Run(summary, self.metrics, self.trips.arrays(), tables, weights)
-        folder.checkpoint(*self.state())
-        folder.finish(self.trips.arrays(), weights, self.metrics, summary)
-        return Run(summary, self.metrics, self.trips.arrays(), tables, weights, folder.path)
-
     def summary(self) -> dict[str, Any]:
         import torch
 
@@ -304,9 +305,6 @@ class _Simulation:
         last = self.metrics[-len(self.task.splits) :]
         reached = self.reached or {}
         return {
-            "algorithm": self.algorithm,
-            "task": self.task.name,
-            "seed": self.seed,
             "stopped_by": self.stopped_by(),
             "trips": self.trips.ended,
             "in_flight": len(self.trips.outcome) - self.trips.ended,
@@ -331,6 +329,11 @@ class _Simulation:
                 "torch": torch.__version__,
             },
         }
+
+
+def _trips_in_flight(server: Server) -> int:
+    """So many trips make one evaluation by default: the same for an asynchronous run and a synchronous one."""
+    return max(1, round(getattr(server.start, "concurrency", None) or server.start.most()))
 
 
 def _peak_memory_mb() -> float:

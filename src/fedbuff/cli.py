@@ -1,0 +1,296 @@
+"""The command line: `fedbuff run | compare | demo | timeline | show | presets`.
+
+Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
+stderr and exit code 2.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbuff import settings, toml
+from fedbuff.demo import DEMO
+from fedbuff.presets import PRESETS
+from fedbuff.report.compare import cells, comparison, markdown
+from fedbuff.report.files import FolderError, write_json, write_text
+from fedbuff.report.folder import write_trips
+from fedbuff.report.progress import bar
+from fedbuff.report.run import Run, load
+from fedbuff.settings import Settings, from_tables
+from fedbuff.toml import SettingsError, Table
+from fedbuff.version import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        args.command(args)
+    except BrokenPipeError:  # `fedbuff … | head`: whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("fedbuff: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except (SettingsError, FolderError, ValueError) as e:
+        if os.environ.get("FEDBUFF_TRACEBACK"):
+            raise
+        print(f"fedbuff: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.settings is None and not (args.resume and args.out):
+        raise SettingsError("give a SETTINGS.toml, or --resume with --out DIR to go on with a run")
+    file = args.settings or args.out / "settings.toml"
+    experiment = _checked(file, _changed(settings.read(file), args))
+    out = args.out or Path("runs") / f"{file.stem}-seed{experiment.seed}"
+    finished = _run_one(experiment, out, args)
+    print(json.dumps(finished.summary, indent=2) if args.json else finished)
+
+
+def compare(args: argparse.Namespace) -> None:
+    tables = _variants(args)
+    out = args.out or Path("runs") / args.settings[0].stem
+    seeds = _numbers(args.seeds)
+    experiments = [
+        (name, seed, _checked(f"{args.settings[0]}: {name}", _changed({**table, "seed": seed}, args)))
+        for name, table in tables.items()
+        for seed in seeds
+    ]
+    runs: dict[str, list[Run]] = {}
+    for name, seed, experiment in experiments:  # all settings are checked by now, before the first run starts
+        runs.setdefault(name, []).append(_run_one(experiment, out / f"{name}-seed{seed}", args, resume=True))
+    rows = comparison(runs)
+    write_json(out / "comparison.json", rows)
+    write_text(out / "comparison.md", markdown(rows))
+    plots = _save_plots(runs, out)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    header, body = cells(rows)
+    _print_table(header, body, f"mean ± std over seeds {', '.join(map(str, seeds))}")
+    print(f"runs and tables in {out}" + "".join(f"\nplot: {path}" for path in plots))
+
+
+def timeline(args: argparse.Namespace) -> None:
+    from fedbuff import timeline as make_timeline
+
+    tables: Table = (
+        settings.read(args.settings)
+        if args.settings
+        else {"server": {"start": {"refill": {"concurrency": 1000}}, "buffer_size": 10}}
+    )
+    if args.concurrency is not None:
+        tables = settings.change(tables, f"server.start.refill.concurrency={args.concurrency}")
+    if args.buffer_size is not None:
+        tables = settings.change(tables, f"server.buffer_size={args.buffer_size}")
+    began = time.perf_counter()
+    made = make_timeline(**settings.timeline_arguments(_changed(tables, args), args.clients), trips=args.trips)
+    s = made.summary() | {"wall_seconds": time.perf_counter() - began}
+    if args.out is not None:
+        write_trips(args.out, {name: getattr(made, name) for name in made.__dataclass_fields__})
+    if args.json:
+        print(json.dumps(s, indent=2))
+        return
+    print(f"{s['trips']:,} trips, {s['server_steps']:,} server steps, virtual time {s['virtual_time']:.4g}")
+    if s["staleness_mean"] is not None:
+        quantiles = f"median {s['staleness_p50']:g}, 99 % {s['staleness_p99']:g}, max {s['staleness_max']}"
+        print(f"  staleness    mean {s['staleness_mean']:.2f}, {quantiles}")
+    print(f"  concurrency  mean {s['concurrency_mean']:.1f}")
+    print(f"  throughput   {s['trips_per_time']:.4g} trips per unit of virtual time")
+    print(f"  duration     {s['duration_mean']:.4g} on average")
+    print(f"  outcomes     {', '.join(f'{name} {count:,}' for name, count in s['outcomes'].items())}")
+    print(f"  took         {s['wall_seconds']:.1f} s")
+
+
+def show(args: argparse.Namespace) -> None:
+    shown = load(args.run)
+    if args.json:
+        print(json.dumps(shown.summary, indent=2))
+        return
+    print(shown)
+    names = shown.trips["outcome"].tolist()
+    counts = ", ".join(f"{name} {names.count(name):,}" for name in dict.fromkeys(sorted(names)))
+    print(f"  outcomes      {counts}; {shown.summary['in_flight']:,} in flight at the end\n")
+    print(toml.dumps(dict(shown.settings)), end="")
+
+
+def presets(args: argparse.Namespace) -> None:
+    if args.name is None:
+        for name, preset in PRESETS.items():
+            print(f"{name:<16} {(inspect.getdoc(preset) or '').splitlines()[0]}")
+        print("\n`fedbuff presets NAME` prints one as a settings file to start from")
+        return
+    if args.name not in PRESETS:
+        raise SettingsError(f"presets {args.name}: unknown; {toml.suggest(args.name, PRESETS)}")
+    tables: Table = {
+        "task": {"digits": {}},
+        "algorithm": {args.name: {}},
+        "client": {"lr": 0.1},
+        "until": {"accuracy": 0.9, "trips": 20_000},
+    }
+    print(f"# {(inspect.getdoc(PRESETS[args.name]) or '').splitlines()[0]}")
+    print(toml.dumps(from_tables(tables).tables()), end="")
+
+
+# ── parts of them ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run_one(experiment: Settings, out: Path, args: argparse.Namespace, resume: bool = False) -> Run:
+    with bar(f"{experiment.name} {experiment.seed}", experiment.until, args.quiet or args.json) as progress:
+        return experiment.run(out=out, resume=resume or args.resume, progress=progress, checkpoint_every=args.checkpoint_every)
+
+
+def _checked(where: object, tables: Table) -> Settings:
+    try:
+        return from_tables(tables)
+    except SettingsError as e:
+        raise SettingsError(f"{where}: {e}") from e
+
+
+def _changed(tables: Table, args: argparse.Namespace) -> Table:
+    """The file's tables with --set and --seed applied."""
+    for assignment in args.set:
+        tables = settings.change(tables, assignment)
+    return tables if getattr(args, "seed", None) is None else {**tables, "seed": args.seed}
+
+
+def _variants(args: argparse.Namespace) -> dict[str, Table]:
+    """What to compare: the variants of a file, several files, or a file with several algorithms."""
+    files = {path.stem: settings.read(path) for path in args.settings}
+    if args.algorithms:
+        ((stem, tables),) = files.items() if len(files) == 1 else [("", None)]
+        if tables is None:
+            raise SettingsError("--algorithms goes with one SETTINGS.toml")
+        kept = {key: value for key, value in tables.items() if key not in ("compare", "server", "algorithm", "name")}
+        concurrency = _concurrency(tables)
+        return {
+            name: {**kept, "algorithm": {name: {"concurrency": concurrency}}, "name": name}
+            for name in args.algorithms.split(",")
+        }
+    found: dict[str, Table] = {}
+    for stem, tables in files.items():
+        found |= settings.variants(tables) if "compare" in tables else {stem: {**tables, "name": stem}}
+    return found
+
+
+def _concurrency(tables: Table) -> int:
+    """The concurrency of a file, so that other algorithms can be run at the same."""
+    plain = {key: value for key, value in tables.items() if key != "compare"}
+    if "algorithm" not in plain and "server" not in plain:
+        return 100
+    start: Any = from_tables(plain).server.start
+    return int(start.size if hasattr(start, "size") else start.concurrency or 100)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(f"--seeds {text}: expected integers with commas, e.g. 0,1,2") from None
+
+
+def _save_plots(runs: dict[str, list[Run]], out: Path) -> list[Path]:
+    from fedbuff.report.plot import curves
+
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return []
+    if runs[next(iter(runs))][0].metrics[0].get("accuracy") is None:
+        return [curves(runs, "loss", against).save(out / f"loss-by-{against}.svg") for against in ("trips", "virtual_time")]
+    return [curves(runs, "accuracy", against).save(out / f"accuracy-by-{against}.svg") for against in ("trips", "virtual_time")]
+
+
+def _print_table(header: list[str], body: list[list[str]], caption: str) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    table = RichTable(caption=caption, caption_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for line in body:
+        table.add_row(*line)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(table)
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedbuff", description="Asynchronous federated learning with buffered aggregation.")
+    parser.add_argument("--version", action="version", version=f"fedbuff {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(function: Any, summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(function.__name__, help=summary, description=summary)
+        sub.set_defaults(command=function)
+        return sub
+
+    def changes(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. server.buffer_size=10"
+        )
+
+    def running(sub: argparse.ArgumentParser) -> None:
+        changes(sub)
+        sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
+        sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
+        sub.add_argument(
+            "--checkpoint-every", type=float, default=30.0, metavar="SECONDS", help="real time between checkpoints (30)"
+        )
+        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+        sub.add_argument("--quiet", action="store_true", help="no progress bar")
+
+    sub = command(run, "Run one experiment.")
+    sub.add_argument("settings", type=Path, nargs="?", metavar="SETTINGS.toml")
+    sub.add_argument("--seed", type=int)
+    running(sub)
+
+    sub = command(compare, "Run several algorithms or settings over several seeds, and print one table.")
+    sub.add_argument(
+        "settings", type=Path, nargs="+", metavar="SETTINGS.toml", help="with [compare.NAME] tables, or several files"
+    )
+    sub.add_argument("--algorithms", metavar="A,B,…", help="presets to compare on one file's task, at its concurrency")
+    sub.add_argument("--seeds", default="0", metavar="0,1,2")
+    running(sub)
+
+    sub = commands.add_parser("demo", help="FedBuff against its rivals on real data, in about a minute.")
+    sub.set_defaults(command=compare, settings=[DEMO], algorithms=None)
+    sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
+    running(sub)
+
+    sub = command(timeline, "Who trains when and how stale, without training anything.")
+    sub.add_argument("settings", type=Path, nargs="?", metavar="SETTINGS.toml")
+    sub.add_argument("--trips", type=int, default=100_000)
+    sub.add_argument("--concurrency", type=int, help="trips in flight (1000)")
+    sub.add_argument("--buffer-size", type=int, help="K (10)")
+    sub.add_argument("--clients", type=int, help="how many clients there are (100 times the concurrency)")
+    sub.add_argument("--seed", type=int)
+    sub.add_argument("--out", type=Path, metavar="FILE.parquet", help="write the trips, as in a run's trips.parquet")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    changes(sub)
+
+    sub = command(show, "What a finished run did.")
+    sub.add_argument("run", type=Path, metavar="RUN")
+    sub.add_argument("--json", action="store_true", help="print its summary.json")
+
+    sub = command(presets, "The algorithms by name, or one of them as a settings file.")
+    sub.add_argument("name", nargs="?", metavar="NAME")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Several runs side by side: what each needed to reach the target, over seeds."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from fedbuff.report.run import Run
+
+COSTS = {"trips": "client trips", "server_steps": "server steps", "virtual_time": "virtual time"}
+
+
+def comparison(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """One row per name: mean and standard deviation over its runs; ratios are to the first name.
+
+    A cost to target is None unless every run reached it: a mean over the lucky seeds would flatter.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, group in runs.items():
+        summaries = [run.summary for run in group]
+        row: dict[str, Any] = {"name": name, "seeds": [s["seed"] for s in summaries], "target": summaries[0]["target"]}
+        row["reached"] = sum(s["trips_to_target"] is not None for s in summaries)
+        for cost in COSTS:
+            to_target = [s[f"{cost}_to_target"] for s in summaries]
+            row[cost] = _spread(to_target) if None not in to_target else None
+            row[f"{cost}_limit"] = mean(s[cost] for s in summaries)
+        split = next(iter(summaries[0]["metrics"]))
+        judged = "accuracy" in summaries[0]["metrics"][split]
+        row["accuracy"] = _spread([s["metrics"][split]["accuracy"] for s in summaries]) if judged else None
+        row["staleness_mean"] = mean(s["staleness_mean"] or 0.0 for s in summaries)
+        row["wall_seconds"] = mean(s["wall_seconds"] for s in summaries)
+        base = rows[0] if rows else row
+        row["ratio"] = {c: row[c]["mean"] / base[c]["mean"] if row[c] and base[c] and base[c]["mean"] else None for c in COSTS}
+        rows.append(row)
+    return rows
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    if any(v is None for v in values):
+        return {"mean": None, "std": None}
+    numbers = [float(v) for v in values if v is not None]
+    return {"mean": mean(numbers), "std": stdev(numbers) if len(numbers) > 1 else 0.0}
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table that people see."""
+    target = rows[0]["target"]
+    if target is None:
+        header = ["", "client trips", "server steps", "virtual time", "accuracy", "staleness"]
+        body = [
+            [
+                r["name"],
+                *(f"{r[f'{c}_limit']:,.0f}" for c in COSTS),
+                _plus_minus(r["accuracy"], 3),
+                f"{r['staleness_mean']:.1f}",
+            ]
+            for r in rows
+        ]
+        return header, body
+    first = rows[0]["name"]
+    header = [
+        "",
+        *(f"{title} to {target:.0%}" for title in COSTS.values()),
+        f"{first} needs fewer trips",
+        f"{first} is faster",
+        "staleness",
+    ]
+    body = []
+    for r in rows:
+        costs = [_plus_minus(r[c], 1 if c == "virtual_time" else 0) if r[c] else f"> {r[f'{c}_limit']:,.0f}" for c in COSTS]
+        ratios = [_times(r["ratio"][c]) for c in ("trips", "virtual_time")] if r["name"] != first else ["", ""]
+        body.append([r["name"], *costs, *ratios, f"{r['staleness_mean']:.1f}"])
+    return header, body
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    header, body = cells(rows)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _plus_minus(spread: Mapping[str, float | None] | None, digits: int) -> str:
+    if spread is None or spread["mean"] is None or spread["std"] is None:
+        return "–"
+    return f"{spread['mean']:,.{digits}f} ± {spread['std']:,.{digits}f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "not reached" if ratio is None else f"{ratio:.2f} ×"
