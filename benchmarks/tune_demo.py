@@ -3,7 +3,7 @@
     python benchmarks/tune_demo.py [--trials 30] [--out results/demo-tuning.json]
 
 Each trial draws η_l, η_g and (where there is one) β or μ from the same ranges, runs seeds 100 and 101 (not those of the
-demo), and is judged by the mean number of trips to the target; one that misses it within 8,000 trips is out.
+demo), and is judged by the mean number of trips to the target; one that misses it within 9,000 trips is out.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from fedbuff.demo import DEMO
 RANGES = {"lr": (0.02, 2.0), "client_lr": (0.02, 2.0)}
 EXTRA = {"fedbuff": "beta", "fedavgm": "beta", "fedprox": "mu"}
 CHOICES = {"beta": (0.0, 0.3, 0.5, 0.7, 0.9), "mu": (0.001, 0.01, 0.1, 1.0)}
-LIMIT = 8_000
+LIMIT = 9_000
 
 
 def trial(algorithm: str, number: int) -> dict[str, float]:
@@ -31,7 +31,7 @@ def trial(algorithm: str, number: int) -> dict[str, float]:
     tables = settings.merge(
         {k: v for k, v in settings.read(DEMO).items() if k != "compare"},
         {
-            "algorithm": {algorithm: {"concurrency": 100, **arguments}},
+            "algorithm": {algorithm: {"concurrency": 300, **arguments}},
             "client": {"lr": drawn["client_lr"]},
             "until": {"trips": LIMIT},
         },

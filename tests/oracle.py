@@ -1,8 +1,9 @@
 """What `fedbuff.Server` should have done: Algorithm 1 of the paper as a slow, plain loop over a recorded trace.
 
-Written from the specification, without the server's source. It takes from the trace only what is the server's free
-choice (which client each trip goes to) and computes the rest anew: who is rejected, who is in which step, how stale and
-with which weight, how many trips start and stop, and the weights. torch.optim, in float64, is the authority on optimizers.
+Written from the specification, without the server's source. It takes from the trace only what is the server's free choice
+(which client a trip goes to, when the next client arrives) and computes the rest anew: who is rejected, who is in which step,
+how stale and with which weight, how many trips start and stop, and the weights. torch.optim, in float64, is the authority on
+optimizers.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbuff import CancelTrip, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Wake, Woke
+from fedbuff import StartTrip, StepTaken, TripFailed, UpdateArrived, Wake, Woke
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def replay(settings: Settings, weights: np.ndarray, trace: list[Moment]) -> list
     history = [np.array(weights, dtype=np.float64)]  # the weights of every version, kept forever
     buffer: list[tuple[int, Any, int, int, np.ndarray]] = []  # trip, client, staleness, examples, update
     in_flight: dict[int, tuple[Any, int]] = {}
-    due = [0.0]  # times of the arrivals to come (starting rule `arrivals`)
+    next_arrival = math.inf
     expected = []
 
     for moment in trace:
@@ -166,15 +167,9 @@ def replay(settings: Settings, weights: np.ndarray, trace: list[Moment]) -> list
                 cancelled = set(in_flight)
                 in_flight = {}
 
-        if rule == "arrivals":
-            rate, poisson = rule_args
-            now = 0.0 if event is None else event.time if isinstance(event, Woke) else -math.inf
-            while due and due[0] <= now and not (poisson and event is None):
-                arrived += 1
-                due = [] if poisson else [(round(due[0] * rate) + 1) / rate]
-            if poisson:  # the times are random: take the server's word for the next one
-                arrived += sum(1 for c in moment.commands if isinstance(c, StartTrip)) if event is None else 0
-                due = [c.at for c in moment.commands if isinstance(c, Wake)] or due
+        if rule == "arrivals" and (event is None or (isinstance(event, Woke) and event.time >= next_arrival)):
+            arrived = 1
+            next_arrival = next(command.at for command in moment.commands if isinstance(command, Wake))
 
         free = len(settings.clients) - len(in_flight) - len(buffer)
         if rule == "refill":
@@ -184,8 +179,6 @@ def replay(settings: Settings, weights: np.ndarray, trace: list[Moment]) -> list
         else:
             wanted = arrived
         started = max(0, min(wanted, free))
-        if rejected and not (isinstance(event, UpdateArrived) and known):
-            started = 0  # a report of no trip changes nothing at all
 
         for command in moment.commands:  # the server's free choice: the client
             if isinstance(command, StartTrip):
@@ -195,15 +188,3 @@ def replay(settings: Settings, weights: np.ndarray, trace: list[Moment]) -> list
             Expected(rejected, step, cancelled, started, history[-1], len(history) - 1, len(buffer), dict(in_flight))
         )
     return expected
-
-
-__all__ = [
-    "CancelTrip",
-    "Expected",
-    "Moment",
-    "Settings",
-    "UpdateRejected",
-    "cohort_trips",
-    "replay",
-    "staleness_weight",
-]

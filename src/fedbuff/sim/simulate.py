@@ -21,6 +21,7 @@ from fedbuff.core import check
 from fedbuff.core.events import CancelTrip, Command, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Wake, Woke
 from fedbuff.core.random import Draw
 from fedbuff.core.server import SETTINGS, Server
+from fedbuff.core.starting import arrivals
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
 from fedbuff.report.folder import Folder
@@ -28,7 +29,7 @@ from fedbuff.report.run import Run, load
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timeline import with_rate
-from fedbuff.sim.timing import Sizes, half_normal
+from fedbuff.sim.timing import Sizes, half_normal, mean_duration
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.sim.until import Until
 
@@ -100,6 +101,9 @@ def simulate(
         n, sizes = len(task.clients), Sizes(task.examples)
         flat, weights = initial_weights(task, seed)
         start = with_rate(server.start, timing, seed, n, sizes)
+        in_flight = (
+            start.rate * mean_duration(timing, seed, n, sizes) if isinstance(start, arrivals) and start.rate else start.most()
+        )
         simulation = _Simulation(
             server=server.bind(weights, n, seed=seed, available=availability, start=start),
             clock=Clock(timing, seed, sizes, dropout, timeout, availability),
@@ -108,7 +112,7 @@ def simulate(
             flat=flat,
             until=until,
             target=target,
-            evaluate_every=evaluate_every or _trips_in_flight(server),
+            evaluate_every=evaluate_every or max(1, round(in_flight)),
         )
         folder = None
         if out is not None:
@@ -329,11 +333,6 @@ class _Simulation:
                 "torch": torch.__version__,
             },
         }
-
-
-def _trips_in_flight(server: Server) -> int:
-    """So many trips make one evaluation by default: the same for an asynchronous run and a synchronous one."""
-    return max(1, round(getattr(server.start, "concurrency", None) or server.start.most()))
 
 
 def _peak_memory_mb() -> float:

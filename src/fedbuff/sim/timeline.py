@@ -46,7 +46,7 @@ class Timeline:
         """
         arrived = np.isin(self.outcome, ("used", "unused", "late"))
         staleness = self.staleness[arrived]
-        horizon = float(self.start_time.max())
+        horizon = float(self.start_time.max()) or float(self.end_time.max()) or 1.0
         busy = np.minimum(self.end_time, horizon) - self.start_time
         ended = self.end_time <= horizon
         names, counts = np.unique(self.outcome, return_counts=True)
@@ -58,8 +58,8 @@ class Timeline:
             "staleness_max": int(staleness.max()) if len(staleness) else None,
             "staleness_p50": float(np.percentile(staleness, 50)) if len(staleness) else None,
             "staleness_p99": float(np.percentile(staleness, 99)) if len(staleness) else None,
-            "concurrency_mean": float(busy.sum() / horizon) if horizon else float(len(self.trip)),
-            "trips_per_time": float(ended.sum() / horizon) if horizon else None,
+            "concurrency_mean": float(busy.sum() / horizon),
+            "trips_per_time": float(ended.sum() / horizon),
             "duration_mean": float((self.end_time - self.start_time).mean()),
             "outcomes": dict(zip(names.tolist(), counts.tolist(), strict=True)),
         }

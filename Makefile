@@ -1,0 +1,36 @@
+# Two commands: `make demo` and `make test`. Both install what they need into .venv first.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/installed ## an environment of its own in .venv, with pinned versions
+
+# torch comes first and alone: left to another package's range, pip would fetch gigabytes of CUDA
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,demo]'
+	@touch $@
+
+demo: install ## FedBuff against its rivals on real data: a table and a plot, in about two minutes
+	@rm -rf runs/demo
+	$(BIN)/fedbuff demo
+
+test: install ## all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: install ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install ## the timeline benchmark
+	$(BIN)/python benchmarks/timeline.py
+
+clean: ## remove the environment and what the tools cached
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.PHONY: help install demo test lint bench clean

@@ -1,0 +1,74 @@
+"""What several tests share: a small task, and the command line as a real process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import fedbuff as fb
+
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def small_task() -> fb.Task:
+    """30 clients with 1 to 12 examples each of a three-class problem in five dimensions."""
+    return fb.tasks.synthetic(clients=30, features=5, classes=3, max_examples=12, model=fb.models.mlp((4,), dropout=0.2))
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path) -> Path:
+    """A settings file whose run takes about a second."""
+    path = tmp_path / "small.toml"
+    path.write_text(
+        """
+        [task.synthetic]
+        clients = 60
+        features = 8
+        classes = 4
+        max_examples = 20
+        model.mlp = {hidden = [8], dropout = 0.1}
+
+        [algorithm.fedbuff]
+        concurrency = 20
+        buffer_size = 4
+        beta = 0.5
+
+        [client]
+        lr = 0.1
+        batch_size = 8
+
+        [until]
+        trips = 400
+        """
+    )
+    return path
+
+
+@pytest.fixture
+def fedbuff(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in a process of its own, in a folder of its own."""
+
+    def run(*arguments: object, code: int = 0, **popen: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command(arguments), capture_output=True, text=True, cwd=tmp_path, timeout=300, **popen)  # type: ignore[call-overload]
+        assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+def command(arguments: Sequence[object]) -> list[str]:
+    return [sys.executable, "-m", "fedbuff.cli", *map(str, arguments)]
+
+
+def same_arrays(a: object, b: object) -> bool:
+    return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in zip(a.values(), b.values(), strict=True))  # type: ignore[attr-defined]
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,200 @@
+"""The command line as users meet it: real processes, their output, their exit codes, and the folder they leave."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import tomllib
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+import fedbuff as fb
+
+COLUMNS = ["trip", "client", "examples", "start_time", "end_time", "start_version", "end_version"]
+COLUMNS += ["staleness", "weight", "server_step", "outcome"]
+
+
+def test_a_run_is_a_folder_that_explains_itself(settings_file, fedbuff, tmp_path):
+    done = fedbuff("run", settings_file, "--seed", 3, "--set", "until.accuracy=0.2", "--out", tmp_path / "run", "--json")
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert json.loads(done.stdout) == summary
+    keys = "algorithm seed trips server_steps virtual_time wall_seconds trips_per_second peak_memory_mb staleness_mean "
+    keys += "staleness_max metrics target trips_to_target"
+    assert set(keys.split()) <= set(summary)
+    assert (summary["algorithm"], summary["seed"], summary["target"]) == ("fedbuff", 3, 0.2)
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert list(metrics[0]) == ["trips", "server_steps", "virtual_time", "split", "loss", "accuracy"]
+    trips = pq.read_table(folder / "trips.parquet")
+    assert trips.column_names == COLUMNS
+    assert trips.num_rows == summary["trips"]
+    assert set(trips["outcome"].to_pylist()) <= {"used", "dropped", "late", "failed", "cancelled", "unused"}
+    assert sum(w.size for w in load_file(folder / "weights.safetensors").values()) == 8 * 8 + 8 + 8 * 4 + 4
+    assert tomllib.loads((folder / "settings.toml").read_text())["seed"] == 3
+    assert (folder / "checkpoint" / "state.safetensors").exists()
+    assert not [p for p in folder.rglob("*") if "tmp" in p.name]
+
+
+def test_settings_toml_alone_reproduces_the_run(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "a", "--set", "dropout=0.1", "--seed", 5)
+    fedbuff("run", tmp_path / "a" / "settings.toml", "--out", tmp_path / "b")
+    for name in ("settings.toml", "trips.parquet", "weights.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_a_run_from_the_command_line_is_the_run_in_python(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    task = fb.tasks.synthetic(clients=60, features=8, classes=4, max_examples=20, model=fb.models.mlp((8,), dropout=0.1))
+    server = fb.Server(start=fb.refill(20), buffer_size=4, weigh=fb.polynomial(0.5), optimizer=fb.momentum(1.0, 0.5))
+    in_python = fb.simulate(server, task, client=fb.LocalSGD(lr=0.1, batch_size=8), until=fb.trips(400))
+    loaded = fb.load(tmp_path / "run")
+    for name, weights in loaded.weights.items():
+        assert np.array_equal(weights, in_python.weights[name])
+
+
+def test_compare_prints_one_table_and_goes_on_where_it_stopped(settings_file, fedbuff, tmp_path):
+    how = (
+        "compare",
+        settings_file,
+        "--algorithms",
+        "fedbuff,fedavgm",
+        "--seeds",
+        "0,1",
+        "--set",
+        "until.accuracy=0.3",
+        "--out",
+        "cmp",
+    )
+    done = fedbuff(*how)
+    assert "fedbuff" in done.stdout
+    assert "±" in done.stdout
+    rows = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    assert [row["name"] for row in rows] == ["fedbuff", "fedavgm"]
+    summaries = [json.loads((tmp_path / "cmp" / f"fedavgm-seed{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    reached = [s["trips_to_target"] for s in summaries]
+    assert None in reached or rows[1]["trips"]["mean"] == np.mean(reached)
+    assert (tmp_path / "cmp" / "accuracy-by-trips.svg").read_text().startswith("<?xml")
+    before = (tmp_path / "cmp" / "fedavgm-seed1" / "summary.json").stat().st_mtime_ns
+    again = json.loads(fedbuff(*how, "--json").stdout)
+    assert again == rows
+    assert (tmp_path / "cmp" / "fedavgm-seed1" / "summary.json").stat().st_mtime_ns == before
+
+
+def test_show_tells_what_a_run_did(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    shown = fedbuff("show", tmp_path / "run").stdout
+    assert "400" in shown
+    assert "buffer_size = 4" in shown
+    assert "no such" not in shown
+    assert "does not exist" in fedbuff("show", tmp_path / "nothing", code=2).stderr
+
+
+def test_timeline_needs_no_settings_and_gives_the_python_timeline(fedbuff, tmp_path):
+    how = ("--concurrency", 50, "--buffer-size", 5, "--trips", 5000, "--seed", 2, "--clients", 700)
+    got = json.loads(fedbuff("timeline", *how, "--json", "--out", tmp_path / "t.parquet").stdout)
+    t = fb.timeline(start=fb.refill(50), buffer_size=5, clients=700, trips=5000, seed=2)
+    assert got["staleness_mean"] == t.staleness.mean()
+    assert got["staleness_max"] == t.staleness.max()
+    assert got["trips"] == 5000
+    assert np.array_equal(pq.read_table(tmp_path / "t.parquet")["end_time"].to_numpy(), t.end_time)
+    assert "concurrency" in fedbuff("timeline", "--trips", 500).stdout
+
+
+def test_timeline_of_a_settings_file_is_that_of_its_run(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    fedbuff("timeline", settings_file, "--trips", 380, "--out", tmp_path / "t.parquet")
+    ran, alone = (
+        pq.read_table(tmp_path / "run" / "trips.parquet").to_pylist(),
+        pq.read_table(tmp_path / "t.parquet").to_pylist(),
+    )
+    by_trip = {row["trip"]: row for row in alone}
+    assert all(by_trip[row["trip"]]["end_time"] == row["end_time"] for row in ran if row["trip"] in by_trip)
+
+
+def test_presets_print_files_that_run(fedbuff, tmp_path):
+    assert "fedasync_mixing" in fedbuff("presets").stdout
+    (tmp_path / "prox.toml").write_text(fedbuff("presets", "fedprox").stdout)
+    fedbuff("run", "prox.toml", "--set", "until.trips=100")
+    assert (tmp_path / "runs" / "prox-seed0" / "summary.json").exists()
+    assert "did you mean fedprox?" in fedbuff("presets", "fedporx", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("run", "nothing.toml"), "nothing.toml: No such file"),
+        (("run",), "give a SETTINGS.toml"),
+        (("run", "{settings}", "--set", "server.bufer_size=3"), "did you mean server.buffer_size?"),
+        (("run", "{settings}", "--set", "nonsense"), "expected KEY=VALUE"),
+        (("run", "{settings}", "--set", "algorithm.fedbuff.concurrency=61"), "60 clients are too few"),
+        (("run", "{settings}", "--out", "/proc/nothing"), "can't write a run"),
+        (("run", "{settings}", "--out", "{settings}"), "can't write a run"),
+        (("run", "{settings}", "--set", "task={leaf={folder='nowhere'}}"), "no such folder"),
+        (("run", "{settings}", "--set", "task={python={file='nowhere.py'}}"), "no such file"),
+        (("compare", "{settings}", "--seeds", "a"), "expected integers"),
+        (("compare", "{settings}", "--algorithms", "fedbuff,fedvag"), "did you mean algorithm.fedavg?"),
+        (("timeline", "--trips", "0"), "trips=0: expected an integer >= 1"),
+        (("timeline", "--set", "timing.uniform={low=3, high=2}"), "timing.uniform.high=2.0: expected a number > 3"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, settings_file, fedbuff):
+    done = fedbuff(*(a.replace("{settings}", str(settings_file)) for a in arguments), code=2)
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_not_toml_is_one_line_too(fedbuff, tmp_path):
+    (tmp_path / "bad.toml").write_text("[client\nlr = 1")
+    assert len(fedbuff("run", "bad.toml", code=2).stderr.splitlines()) == 1
+
+
+def test_an_existing_run_is_not_overwritten(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    assert "already holds a run" in fedbuff("run", settings_file, "--out", tmp_path / "run", code=2).stderr
+
+
+def _no_large_files() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_no_room_is_an_error_before_training_starts(settings_file, fedbuff, tmp_path):
+    """The disk is made full by a limit on the size of files."""
+    done = fedbuff("run", settings_file, "--out", tmp_path / "run", code=2, preexec_fn=_no_large_files)
+    assert "can't write a run (1.1 MB)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounting a small disk takes root")
+def test_a_really_full_disk_is_an_error_before_training_starts(settings_file, fedbuff, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=64k tmpfs {disk} 2>/dev/null") != 0:
+        pytest.skip("this machine does not let root mount")
+    try:
+        assert "No space left on device" in fedbuff("run", settings_file, "--out", disk / "run", code=2).stderr
+    finally:
+        os.system(f"umount {disk}")
+
+
+def test_nothing_but_the_answer_is_printed_when_piped(settings_file, fedbuff, tmp_path):
+    done = fedbuff("run", settings_file, "--out", tmp_path / "run")
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+
+
+def test_your_own_task_is_a_python_file(settings_file, fedbuff, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import fedbuff as fb\ndef make(n):\n    return fb.tasks.synthetic(clients=n, features=4)\n"
+    )
+    settings_text = settings_file.read_text().replace("[task.synthetic]", "[task.python]").split("[algorithm")
+    task = "[task.python]\nfile = 'mine.py'\nfunction = 'make'\narguments = {n = 40}\n"
+    settings_file.write_text(task + "[algorithm" + settings_text[1])
+    assert json.loads(fedbuff("run", settings_file, "--json").stdout)["task"] == "synthetic"

@@ -1,0 +1,75 @@
+"""Imports point one way, the core stays pure, and `import fedbuff` stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbuff
+
+ROOT = Path(fedbuff.__file__).parent
+PURE = {"torch", "asyncio", "time", "flwr", "ray", "threading", "socket", "random", "os", "pathlib", "matplotlib"}
+
+# what each part of the package may import from the rest of it
+MAY_IMPORT = {
+    "core": {"core"},
+    "learn": {"core", "learn"},
+    "report": {"report", "sim", "toml"},
+    "sim": {"core", "learn", "report", "sim", "toml", "version"},
+    "toml.py": set(),
+    "presets.py": {"core", "learn"},
+}
+TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "sim/trips.py"]
+
+
+def imports(path: Path) -> set[str]:
+    """Everything a file imports, wherever it does so, but for type checking only."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(part: str) -> list[Path]:
+    return [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).glob("*.py"))
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_one_way(part):
+    for path in files(part):
+        inside = {name.split(".")[1] for name in imports(path) if name.startswith("fedbuff.")}
+        assert inside <= MAY_IMPORT[part], f"{path.name} imports {inside - MAY_IMPORT[part]}"
+
+
+def test_the_core_and_the_timeline_are_pure():
+    for path in [*files("core"), *(ROOT / name for name in TIMELINE)]:
+        outside = {name.split(".")[0] for name in imports(path)}
+        assert not outside & PURE, f"{path.name} imports {outside & PURE}"
+        assert outside <= {"fedbuff", "numpy"} | set(sys.stdlib_module_names), path.name
+
+
+def test_import_fedbuff_brings_no_heavy_library():
+    heavy = ("torch", "pyarrow", "matplotlib", "rich", "sklearn", "scipy")
+    code = f"import fedbuff, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_documented():
+    for name in fedbuff.__all__:
+        if not name.startswith("_"):
+            assert getattr(fedbuff, name).__doc__, name

@@ -1,0 +1,80 @@
+"""kill −9 at any moment, then --resume: the same weights and trips as the run that was never interrupted."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import command
+
+SYNCHRONOUS = ("server.start.cohort={size=16,over_selection=0.25}", "server.buffer_size=16", "dropout=0.1")
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """What must be identical: everything but the summary, which tells real time."""
+    return {
+        name: (folder / name).read_bytes()
+        for name in ("settings.toml", "trips.parquet", "weights.safetensors", "metrics.jsonl")
+    }
+
+
+@pytest.mark.parametrize(("kills", "changes"), [(20, ()), (6, SYNCHRONOUS)])
+def test_a_run_killed_again_and_again_ends_the_same(kills, changes, settings_file, fedbuff, tmp_path):
+    """SIGKILL at random moments, some of them before the first checkpoint or while one is written."""
+    how = [settings_file, *(f"--set={change}" for change in changes), "--set=until.trips=1500", "--checkpoint-every", 0.02]
+    began = time.monotonic()
+    fedbuff("run", *how, "--out", tmp_path / "whole", "--quiet")
+    took = time.monotonic() - began
+    rng, resumed = random.Random(0), 0
+    for _ in range(kills):
+        out = tmp_path / "killed"
+        process = subprocess.Popen(
+            command(["run", *how, "--out", out, "--resume", "--quiet"]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        try:
+            process.wait(timeout=rng.uniform(0.3, 1.0) * took)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        _, complaints = process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0), complaints.decode()
+        if process.returncode == 0:  # it got through: compare, and start over
+            assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+            out.rename(tmp_path / f"done{resumed}")
+            resumed += 1
+    fedbuff("run", *how, "--out", tmp_path / "killed", "--resume", "--quiet")
+    assert folder_bytes(tmp_path / "killed") == folder_bytes(tmp_path / "whole")
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("killed", "whole")]
+    for summary in summaries:
+        for real in ("wall_seconds", "trips_per_second", "peak_memory_mb"):
+            del summary[real]
+    assert summaries[0] == summaries[1]
+    assert not list((tmp_path / "killed").rglob("*.json.tmp"))
+
+
+def test_a_damaged_checkpoint_is_named(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    state = tmp_path / "run" / "checkpoint" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    done = fedbuff("run", settings_file, "--out", tmp_path / "run", "--resume", code=2)
+    assert "state.safetensors is damaged" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_resuming_with_other_settings_is_refused(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    done = fedbuff("run", settings_file, "--set", "client.lr=0.2", "--out", tmp_path / "run", "--resume", code=2)
+    assert "lr = 0.1" in done.stderr
+    assert "lr = 0.2" in done.stderr
+
+
+def test_a_finished_run_is_shown_and_not_run_again(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    again = fedbuff("run", "--resume", "--out", tmp_path / "run", "--json")
+    assert json.loads(again.stdout) == json.loads(before)
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before

@@ -1,0 +1,211 @@
+"""The simulator: the server, the clock and training together."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedbuff as fb
+from conftest import same_arrays
+from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+
+CLIENT = fb.LocalSGD(lr=0.2, batch_size=4)
+SERVERS = {
+    "fedbuff": fb.Server(start=fb.refill(10), buffer_size=3, optimizer=fb.momentum(0.5, 0.5)),
+    "fedasync": fb.Server(start=fb.refill(10), buffer_size=1),
+    "mixing": fb.Server(start=fb.refill(10), buffer_size=1, optimizer=fb.sgd(0.6), mixing=True),
+    "arrivals": fb.Server(start=fb.arrivals(concurrency=10), buffer_size=3, weigh=fb.constant()),
+    "poisson": fb.Server(start=fb.arrivals(concurrency=10, poisson=True), buffer_size=3),
+    "cohort": fb.Server(start=fb.cohort(8), buffer_size=8, weigh=fb.constant(), weight_by="examples"),
+    "over-selection": fb.Server(start=fb.cohort(8, 0.3), buffer_size=8, optimizer=fb.adam(0.05)),
+    "max staleness": fb.Server(start=fb.refill(10), buffer_size=2, max_staleness=4),
+}
+
+
+def run(server, task, *, trips=120, seed=0, **how) -> fb.Run:
+    return fb.simulate(server, task, client=CLIENT, until=fb.trips(trips), seed=seed, **how)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_run_trains_exactly_the_timeline(name, small_task):
+    """The clock does not need the model: the trips of a run are those of the timeline, column by column."""
+    how = {"dropout": 0.1, "timeout": 2.0, "timing": fb.per_example(fb.exponential(0.2))}
+    server, n = SERVERS[name], len(small_task.clients)
+    trips = run(server, small_task, seed=4, **how).trips
+    alone = fb.timeline(
+        start=server.start,
+        buffer_size=server.buffer_size,
+        weigh=server.weigh,
+        max_staleness=server.max_staleness,
+        clients=n,
+        examples=small_task.examples,
+        trips=int(trips["trip"].max()) + 1,
+        seed=4,
+        **how,
+    )
+    last_step = trips["server_step"].max()
+    for column, values in trips.items():
+        expected = getattr(alone, column)[trips["trip"]]
+        if column in ("weight", "server_step", "outcome"):  # the timeline goes on and steps on the last buffer as well
+            settled = alone.server_step[trips["trip"]] <= last_step
+            values, expected = values[settled], expected[settled]
+        assert np.array_equal(values, expected), column
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_run_repeats_bit_for_bit(name, small_task):
+    a, b, other = (run(SERVERS[name], small_task, seed=seed) for seed in (7, 7, 8))
+    assert same_arrays(a.weights, b.weights)
+    assert same_arrays(a.trips, b.trips)
+    assert a.metrics == b.metrics
+    assert not same_arrays(a.weights, other.weights)
+
+
+def test_a_run_leaves_the_callers_server_and_torch_alone(small_task):
+    server = fb.Server(start=fb.refill(5), buffer_size=2)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    a, b = run(server, small_task), run(server, small_task)
+    assert same_arrays(a.weights, b.weights)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_cohort_of_everyone_is_plain_fedavg(small_task):
+    """Cohort, K = cohort: a FedAvg loop written independently, with the clients the run chose."""
+    server = fb.Server(start=fb.cohort(6), buffer_size=6, weigh=fb.constant(), optimizer=fb.sgd(0.7))
+    got = run(server, small_task, trips=30, seed=2)
+    flat, w = initial_weights(small_task, 2)
+    train = one_at_a_time(small_task, CLIENT, 2, flat)
+    for step in range(1, 6):
+        trips = got.trips["trip"][got.trips["server_step"] == step].tolist()
+        assert len(trips) == 6
+        models = [w - train([Job(t, int(got.trips["client"][t]), w)])[0] for t in trips]
+        w = w + 0.7 * (np.mean(models, axis=0) - w)
+    assert np.concatenate([a.ravel() for a in got.weights.values()]) == pytest.approx(w, abs=1e-5)
+
+
+def test_one_trip_at_a_time_is_sequential_sgd():
+    """M = K = 1, s = 1, one local step on one example: centralised SGD over the same examples in the same order."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(1, 3)).astype(np.float32), rng.integers(0, 2, 1)) for _ in range(20)]
+    task = fb.Task(
+        model=lambda: torch.nn.Linear(3, 2), loss=torch.nn.functional.cross_entropy, clients=clients, evaluate=clients[0]
+    )
+    got = fb.simulate(fb.Server(start=fb.refill(1), buffer_size=1), task, client=fb.LocalSGD(lr=0.1), until=fb.trips(50))
+    _, w = initial_weights(task, 0)
+    model = torch.nn.Linear(3, 2)
+    torch.nn.utils.vector_to_parameters(torch.tensor(w), model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for client in got.trips["client"]:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(torch.tensor(clients[client][0])), torch.tensor(clients[client][1])).backward()
+        optimizer.step()
+    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    assert np.concatenate([a.ravel() for a in got.weights.values()]) == pytest.approx(expected, abs=1e-6)
+    assert got.summary["staleness_max"] == 0
+
+
+def test_summary_metrics_and_trips_agree(small_task):
+    got = run(SERVERS["over-selection"], small_task, trips=100, target=0.01, evaluate_every=20, dropout=0.1)
+    s, trips = got.summary, got.trips
+    assert len(trips["trip"]) == s["trips"] >= 100
+    used = trips["outcome"] == "used"
+    assert used.sum() == s["server_steps"] * 8
+    assert trips["staleness"][used].mean() == s["staleness_mean"]
+    assert trips["staleness"][used].max() == s["staleness_max"]
+    assert {"cancelled", "dropped", "used"} <= set(trips["outcome"].tolist())
+    assert trips["end_time"].max() == s["virtual_time"]
+    first = next(m for m in got.metrics if m["accuracy"] >= 0.01)
+    assert (s["trips_to_target"], s["server_steps_to_target"]) == (first["trips"], first["server_steps"])
+    assert got.metrics[0]["server_steps"] == 0
+    assert got.metrics[-1]["server_steps"] == s["server_steps"]
+    assert s["metrics"]["test"] == {name: got.metrics[-1][name] for name in ("loss", "accuracy")}
+    assert str(s["trips"]) in repr(got)
+
+
+@pytest.mark.parametrize(
+    ("until", "reason"),
+    [
+        (fb.trips(50), "reached 50 trips"),
+        (fb.server_steps(7), "reached 7 server steps"),
+        (fb.virtual_time(3.0), "reached virtual time 3"),
+        (fb.accuracy(0.01) | fb.trips(50), "reached accuracy 0.01"),
+        (fb.trips(500) | fb.server_steps(5), "reached 5 server steps"),
+    ],
+)
+def test_a_run_stops_at_the_first_limit(until, reason, small_task):
+    got = fb.simulate(SERVERS["fedbuff"], small_task, client=CLIENT, until=until)
+    assert got.summary["stopped_by"] == reason
+    if until.virtual_time:
+        assert got.trips["end_time"].max() <= 3.0 == got.summary["virtual_time"]
+    if until.trips == 50 and until.accuracy is None:
+        assert got.summary["trips"] == 50
+
+
+def test_the_last_partial_buffer_is_dropped(small_task):
+    got = run(fb.Server(start=fb.refill(10), buffer_size=7), small_task, trips=30)
+    assert got.summary["server_steps"] == 4
+    assert (got.trips["outcome"] == "unused").sum() == 2
+    assert got.summary["in_flight"] == 10
+
+
+def test_a_diverging_run_stops_and_says_so(small_task):
+    got = fb.simulate(
+        fb.Server(start=fb.refill(5), buffer_size=2, optimizer=fb.sgd(1e30)),
+        small_task,
+        client=fb.LocalSGD(lr=1e30),
+        until=fb.trips(5000),
+    )
+    assert got.summary["trips"] == 5000 or got.summary["stopped_by"].startswith("diverged")
+    assert (got.trips["outcome"] == "failed").any() or got.summary["stopped_by"].startswith("diverged")
+
+
+def test_a_run_in_which_nothing_can_succeed_ends_with_an_error(small_task):
+    with pytest.raises(ValueError, match="no server step in"):
+        fb.simulate(
+            fb.Server(start=fb.refill(5), buffer_size=2), small_task, client=CLIENT, until=fb.server_steps(1), dropout=1.0
+        )
+
+
+def test_versions_are_dropped_when_no_trip_needs_them(small_task):
+    """Memory follows the versions in flight, not the number of steps."""
+    w = np.zeros(10)
+    server = fb.Server(weights=w, clients=100, start=fb.refill(10), buffer_size=1)
+    in_flight = [c.trip for c in server.begin()]
+    for _ in range(200):
+        commands = server.handle(fb.UpdateArrived(in_flight.pop(0), w))
+        in_flight += [c.trip for c in commands if isinstance(c, fb.StartTrip)]
+        assert set(server.versions) == {version for _, version in server.in_flight.values()} | {server.version}
+    assert len(server.versions) <= 11
+
+
+def test_presets_are_the_settings_they_claim():
+    server, client = fb.presets.fedprox(fb.LocalSGD(lr=0.1), concurrency=20, mu=0.3)
+    assert client.proximal == 0.3
+    assert (server.start, server.buffer_size) == (fb.cohort(20), 20)
+    server, client = fb.presets.fedasync_mixing(fb.LocalSGD(lr=0.1), concurrency=20)
+    assert (server.mixing, server.buffer_size, client.proximal) == (True, 1, 0.005)
+    server, _ = fb.presets.fedbuff(fb.LocalSGD(lr=0.1), concurrency=20, beta=0.9)
+    assert (server.start, server.weigh, server.optimizer) == (fb.refill(20), fb.polynomial(0.5), fb.momentum(1.0, 0.9))
+
+
+@pytest.mark.parametrize("name", fb.presets.PRESETS)
+def test_every_preset_learns(name):
+    """Each algorithm more than halves the error it starts with on an easy problem."""
+    task = fb.tasks.synthetic(alpha=0.0, beta=0.0, clients=200, features=10, classes=3, max_examples=40)
+    lr = {"fedadam": 0.1, "fadas": 0.1}.get(name, 1.0)
+    arguments = {} if name == "fedasync_mixing" else {"lr": lr}
+    server, client = fb.presets.PRESETS[name](fb.LocalSGD(lr=0.05, batch_size=8), concurrency=20, **arguments)
+    got = fb.simulate(server, task, client=client, until=fb.trips(600), algorithm=name)
+    assert got.metrics[-1]["loss"] < got.metrics[0]["loss"]
+    assert 1 - got.metrics[-1]["accuracy"] < 0.75 * (1 - got.metrics[0]["accuracy"])
+
+
+def test_a_plot_has_a_point_per_evaluation(small_task, tmp_path):
+    got = run(SERVERS["fedbuff"], small_task)
+    plot = got.plot("loss", against="virtual_time")
+    (line,) = plot.figure.axes[0].get_lines()
+    assert len(line.get_xdata()) == len(got.metrics)
+    first, second = (got.plot("accuracy").save(tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == second
+    with pytest.raises(ValueError, match="against='steps'"):
+        got.plot(against="steps")
