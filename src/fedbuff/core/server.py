@@ -33,6 +33,7 @@ from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
 from fedbuff.core.versions import Versions
 
+_MOST_EXAMPLES = 1 << 53  # beyond it, integers are not exact as floats
 SETTINGS = ("start", "buffer_size", "weigh", "optimizer", "max_staleness", "weight_by", "mixing")
 
 
@@ -77,7 +78,11 @@ class Server:
             w = np.array(weights)
             if w.ndim != 1 or not np.issubdtype(w.dtype, np.floating):
                 raise ValueError(f"weights: expected a flat vector of floats, got shape {w.shape} of {w.dtype}")
+            if not np.isfinite(w).all():
+                raise ValueError("weights: expected finite numbers")
             self.clients: Sequence[Hashable] = range(clients) if isinstance(clients, int) else clients
+            if not isinstance(self.clients, range) and len(set(self.clients)) < len(self.clients):
+                raise ValueError(f"clients: {len(self.clients)} clients, but only {len(set(self.clients))} different ones")
             self._schedule = Schedule(start, buffer_size, len(self.clients), seed, available)
             self.versions = Versions({0: w}, newest=0)
             self._optimizer_state: State = optimizer.init(w)
@@ -120,22 +125,21 @@ class Server:
             return [self._unknown(event.trip)]
         _, start_version = started
         staleness = self.version - start_version
+        examples = event.examples if self.weight_by == "examples" else 1
+        update, problem = self._acceptable(event.update, examples, staleness)
+        if update is None:
+            return self._rejected(event, problem)
+
         weight = float(self.weigh(staleness))
         if not 0.0 <= weight < np.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
-        examples = event.examples if self.weight_by == "examples" else 1
-
-        update, problem = self._acceptable(event.update, examples, staleness)
-        if update is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
             if self.mixing:
                 update = self.weights - self.versions[start_version] + update  # w − y_i
-            with np.errstate(over="ignore", invalid="ignore"):
-                total = self._sum + (weight * examples) * update  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
-            if not np.isfinite(total).all():
-                problem = "the update is not finite" if not np.isfinite(update).all() else "the update overflows the buffer"
-        if problem:
-            self._ended(event.trip)
-            return [UpdateRejected(event.trip, problem), *self._start_trips(event.time)]
+            total = self._sum + (weight * examples) * update  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
+        if not np.isfinite(total).all():
+            finite = np.isfinite(update).all()
+            return self._rejected(event, "the update overflows the buffer" if finite else "the update is not finite")
 
         self._sum = total
         self._count += examples
@@ -151,15 +155,20 @@ class Server:
     def _step(self) -> list[Command]:
         mean = self._sum / self._count  # Δ̄ ← Δ̄ / K
         trips, staleness, weights = zip(*self._buffer, strict=True)
-        w, self._optimizer_state = self.optimizer.step(
-            self.weights, mean, self._optimizer_state, max(staleness)
-        )  # w ← w − η_g Δ̄
+        with np.errstate(over="ignore", invalid="ignore"):  # too large a learning rate is for the caller to notice
+            w, self._optimizer_state = self.optimizer.step(
+                self.weights, mean, self._optimizer_state, max(staleness)
+            )  # w ← w − η_g Δ̄
         cancelled = self._book.step()  # t ← t + 1
         for _, version in cancelled:
             self.versions.release(version)
         self.versions.add(w.astype(self.weights.dtype, copy=False))
         self._sum, self._count, self._buffer = np.zeros_like(self.weights), 0, []  # Δ̄ ← 0, k ← 0
         return [StepTaken(self.version, trips, staleness, weights), *(CancelTrip(trip) for trip, _ in cancelled)]
+
+    def _rejected(self, event: UpdateArrived, reason: str) -> list[Command]:
+        self._ended(event.trip)
+        return [UpdateRejected(event.trip, reason), *self._start_trips(event.time)]
 
     def _trip_failed(self, event: TripFailed) -> list[Command]:
         if self._in_flight(event.trip) is None:
@@ -229,11 +238,11 @@ class Server:
         """The update as a vector of the model's dtype, or why not; that it is finite is seen on the sum."""
         if self.max_staleness is not None and staleness > self.max_staleness:
             return None, f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
-        if not _is_integer(examples) or examples < 1:
-            return None, f"examples={examples!r}: expected an integer >= 1"
+        if not _is_integer(examples) or not 1 <= examples <= _MOST_EXAMPLES:
+            return None, "examples: expected an integer >= 1, and not absurdly large"
         try:
             vector = np.asarray(update)
-        except (TypeError, ValueError):
+        except Exception:  # whatever goes wrong in there is the fault of what came from outside
             vector = np.empty(0, object)
         if vector.dtype.kind not in "fiu":
             return None, f"expected a vector of {self.weights.dtype}, got {type(update).__name__} of {vector.dtype}"

@@ -6,7 +6,7 @@ repeatable. What a trip's end *means* is the server's business.
 
 import heapq
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedbuff.core import check
 from fedbuff.core.random import Draw, Stream
@@ -15,12 +15,6 @@ from fedbuff.sim.timing import factor
 
 ARRIVES, DROPS, TIMES_OUT, WAKES = range(4)
 _NEVER = 1 << 62  # sorts a wake-up behind the trips that end at the same time
-
-
-class End(NamedTuple):
-    time: float
-    trip: int
-    ending: int
 
 
 class Clock:
@@ -76,19 +70,21 @@ class Clock:
     def cancel(self, trip: int) -> None:
         self._cancelled.add(trip)
 
-    def next(self) -> End:
-        """Move on to the next end of a trip, or wake-up."""
+    def next(self) -> tuple[float, int, int]:
+        """Move on to the next end of a trip, or wake-up: (time, trip, ending)."""
         self.now = self.upcoming()
-        return End(*heapq.heappop(self._ends))
+        return heapq.heappop(self._ends)
 
     def upcoming(self) -> float:
         """The time that `next` would move to."""
         ends, cancelled = self._ends, self._cancelled
-        while ends:
-            if not cancelled or ends[0][1] not in cancelled:
-                return ends[0][0]
+        while cancelled and ends and ends[0][1] in cancelled:
             cancelled.remove(heapq.heappop(ends)[1])
-        raise ValueError(f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more")
+        if not ends:
+            raise ValueError(
+                f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more"
+            )
+        return ends[0][0]
 
     def state(self) -> dict[str, Any]:
         return {"now": self.now, "ends": self._ends, "cancelled": sorted(self._cancelled)}

@@ -241,6 +241,7 @@ class _Simulation:
 
         now = {"trips": self.trips.ended, "server_steps": self.server.version, "virtual_time": self.clock.now}
         results = evaluate(self.task, self.flat, self.server.weights)
+        self.diverged |= not all(math.isfinite(values["loss"]) for values in results.values())
         for split, values in results.items():
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
             self.metrics.append({**now, "split": split, **finite})
@@ -257,7 +258,7 @@ class _Simulation:
         """Why the run is over, or None."""
         u, accuracy = self.until, self.accuracy()
         if self.diverged:
-            return "diverged: the weights are no longer finite; lower the learning rates"
+            return "diverged: the loss or the weights are no longer finite; lower the learning rates"
         if u.accuracy is not None and accuracy is not None and accuracy >= u.accuracy:
             return f"reached accuracy {u.accuracy:g}"
         if u.trips is not None and self.trips.ended >= u.trips:
