@@ -16,7 +16,7 @@ from fedbuff import settings
 from fedbuff.core.random import generator
 from fedbuff.demo import DEMO
 
-RANGES = {"lr": (0.02, 2.0), "client_lr": (0.02, 2.0)}
+RANGES = {"lr": (0.05, 10.0), "client_lr": (0.03, 1.0)}
 EXTRA = {"fedbuff": "beta", "fedavgm": "beta", "fedprox": "mu"}
 CHOICES = {"beta": (0.0, 0.3, 0.5, 0.7, 0.9), "mu": (0.001, 0.01, 0.1, 1.0)}
 LIMIT = 9_000

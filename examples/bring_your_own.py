@@ -18,5 +18,5 @@ task = fb.Task(
     accuracy=lambda output, label: torch.isclose(output, label, atol=0.1)[:, 0],  # right to within 0.1
 )
 server = fb.Server(start=fb.refill(concurrency=10), buffer_size=5, optimizer=fb.momentum(lr=0.5, beta=0.5))
-run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.05, epochs=5, batch_size=10), until=fb.trips(2000))
+run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.05, epochs=5, batch_size=10), until=fb.trips(1000))
 print(run)

@@ -190,14 +190,13 @@ def test_presets_are_the_settings_they_claim():
 
 @pytest.mark.parametrize("name", fb.presets.PRESETS)
 def test_every_preset_learns(name):
-    """Each algorithm more than halves the error it starts with on an easy problem."""
-    task = fb.tasks.synthetic(alpha=0.0, beta=0.0, clients=200, features=10, classes=3, max_examples=40)
-    lr = {"fedadam": 0.1, "fadas": 0.1}.get(name, 1.0)
-    arguments = {} if name == "fedasync_mixing" else {"lr": lr}
-    server, client = fb.presets.PRESETS[name](fb.LocalSGD(lr=0.05, batch_size=8), concurrency=20, **arguments)
-    got = fb.simulate(server, task, client=client, until=fb.trips(600), algorithm=name)
+    """Each algorithm halves the error it starts with on an easy problem: digits dealt out at random."""
+    task = fb.tasks.digits(clients=100, split=fb.iid(), model=fb.models.linear())
+    arguments = {"fedadam": {"lr": 0.1}, "fadas": {"lr": 0.1}, "fedasync_mixing": {}}.get(name, {"lr": 1.0})
+    server, client = fb.presets.PRESETS[name](fb.LocalSGD(lr=0.3, batch_size=8), concurrency=10, **arguments)
+    got = fb.simulate(server, task, client=client, until=fb.trips(400), algorithm=name)
     assert got.metrics[-1]["loss"] < got.metrics[0]["loss"]
-    assert 1 - got.metrics[-1]["accuracy"] < 0.75 * (1 - got.metrics[0]["accuracy"])
+    assert 1 - got.metrics[-1]["accuracy"] < 0.5 * (1 - got.metrics[0]["accuracy"])
 
 
 def test_a_plot_has_a_point_per_evaluation(small_task, tmp_path):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedbuff.learn.flat import Flat
     from fedbuff.learn.local import Train
 
-_HOPELESS = 100_000  # so many trips in a row without a server step, and nothing will come of it
+_HOPELESS = 20_000  # so many trips in a row without a server step, and nothing will come of it
 
 
 @dataclass(frozen=True)
