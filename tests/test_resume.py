@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import command
+from fedbuff.report.files import lock
 
 SYNCHRONOUS = ("server.start.cohort={size=16,over_selection=0.25}", "server.buffer_size=16", "dropout=0.1")
 
@@ -52,7 +53,7 @@ def test_a_run_killed_again_and_again_ends_the_same(kills, changes, settings_fil
         for real in ("wall_seconds", "trips_per_second", "peak_memory_mb"):
             del summary[real]
     assert summaries[0] == summaries[1]
-    assert not list((tmp_path / "killed").rglob("*.json.tmp"))
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
 
 
 def test_a_damaged_checkpoint_is_named(settings_file, fedbuff, tmp_path):
@@ -70,6 +71,14 @@ def test_resuming_with_other_settings_is_refused(settings_file, fedbuff, tmp_pat
     done = fedbuff("run", settings_file, "--set", "client.lr=0.2", "--out", tmp_path / "run", "--resume", code=2)
     assert "lr = 0.1" in done.stderr
     assert "lr = 0.2" in done.stderr
+
+
+def test_two_processes_do_not_share_a_folder(settings_file, fedbuff, tmp_path):
+    (tmp_path / "run").mkdir()
+    with lock(tmp_path / "run"):
+        done = fedbuff("run", settings_file, "--out", tmp_path / "run", code=2)
+    assert "in use by another process" in done.stderr
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
 
 
 def test_a_finished_run_is_shown_and_not_run_again(settings_file, fedbuff, tmp_path):

@@ -143,6 +143,7 @@ def play(chosen: Settings, weights: np.ndarray, actions: list[str], seed: int) -
         elif action == "wake early" or (action == "wake" and wake_at == math.inf):
             feed(fb.Woke(now))
         elif action == "wake" or not in_flight:
+            assert wake_at < math.inf, "nobody is in flight, and the server does not ask to be woken"
             now = wake_at
             feed(fb.Woke(now))
         elif action == "fail":
@@ -345,9 +346,20 @@ def test_a_late_wake_up_catches_up() -> None:
 
 
 def test_over_selection_counts_in_decimals() -> None:
-    """1000 · 1.3 is 1300, though not in floating point, and 10 · 1.1 is 11."""
+    """100 · 1.1 is 110, though 110.00000000000001 in floating point."""
+    assert len(small_server(clients=range(200), start=fb.cohort(100, over_selection=0.1)).begin()) == 110
     assert len(small_server(clients=range(1400), start=fb.cohort(1000, over_selection=0.3)).begin()) == 1300
-    assert len(small_server(clients=range(20), start=fb.cohort(10, over_selection=0.1)).begin()) == 11
+
+
+def test_a_late_buffer_slows_the_learning_rate() -> None:
+    """delay_adaptive: the largest staleness τ of the buffer counts, min(η, 1/τ), and only in this step."""
+    server = small_server(weigh=fb.constant(), optimizer=fb.delay_adaptive(fb.sgd(1.0), threshold=1))
+    server.begin()
+    for trips, moved in [((0, 3), 1.0), ((1, 4), 1.0), ((2, 7), 0.5), ((8, 9), 1.0)]:  # the largest τ: 0, 1, 2, 1
+        before = server.weights
+        for trip in trips:
+            server.handle(fb.UpdateArrived(trip, np.ones(LENGTH)))
+        assert (before - server.weights).tolist() == [moved] * LENGTH
 
 
 @pytest.mark.parametrize("mixing", [False, True])

@@ -1,11 +1,12 @@
 """Files that are there whole or not at all."""
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 class FolderError(Exception):
@@ -42,6 +43,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def lock(folder: Path) -> IO[bytes]:
+    """Keep other processes out of `folder` for as long as the returned file is open, and sweep up after killed ones."""
+    held = (folder / ".lock").open("wb")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        held.close()
+        raise FolderError(f"{folder} is in use by another process") from e
+    for left in folder.rglob(".*.tmp"):
+        left.unlink(missing_ok=True)
+    return held
 
 
 def make_writable_folder(folder: Path, needed: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff import toml
-from fedbuff.report.files import FolderError, make_writable_folder, write_atomically, write_json, write_text
+from fedbuff.report.files import FolderError, lock, make_writable_folder, write_atomically, write_json, write_text
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -23,6 +23,7 @@ class Folder:
         """Open `path` for a new run, or to resume one with the same settings; prove that there is room for `needed` bytes."""
         self.path = path
         make_writable_folder(path, needed)
+        self._lock = lock(path)
         text = toml.dumps(settings)
         existing = path / "settings.toml"
         if existing.exists():

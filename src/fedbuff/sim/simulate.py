@@ -193,7 +193,7 @@ class _Simulation:
         self.obey(commands, version)
         if self.server.version > version:
             self.ended_at_step = self.trips.ended
-            self.diverged = not np.isfinite(self.server.weights).all()
+            self.diverged = not bool(np.isfinite(self.server.weights).all())
             if self.trips.ended - self.metrics[-1]["trips"] >= self.evaluate_every or self.diverged:
                 self.evaluate()
         elif self.trips.ended - self.ended_at_step > max(_HOPELESS, 1000 * self.server.buffer_size):
@@ -282,6 +282,7 @@ class _Simulation:
             "clock": self.clock.state(),
             "metrics": self.metrics,
             "reached": self.reached,
+            "diverged": self.diverged,
             "staleness": [self.staleness_sum, self.staleness_max, self.used, self.ended_at_step],
             "wall_seconds": self.wall_seconds(),
         }
@@ -290,7 +291,7 @@ class _Simulation:
         self.server.restore(arrays, facts["server"])
         self.trips.restore(arrays)
         self.clock.restore(facts["clock"])
-        self.metrics, self.reached = facts["metrics"], facts["reached"]
+        self.metrics, self.reached, self.diverged = facts["metrics"], facts["reached"], facts["diverged"]
         self.staleness_sum, self.staleness_max, self.used, self.ended_at_step = facts["staleness"]
         self.before, self.began = facts["wall_seconds"], time.monotonic()
 

@@ -39,13 +39,12 @@ class Timeline:
     outcome: NDArray[np.str_]
 
     def summary(self) -> dict[str, Any]:
-        """Staleness of the updates that arrived, mean concurrency, and throughput in virtual time.
+        """Staleness of the updates that were accepted, mean concurrency, and throughput in virtual time.
 
         Concurrency and throughput are taken while trips were still being started: after that the timeline only
         waits for the last ones.
         """
-        arrived = np.isin(self.outcome, ("used", "unused", "late"))
-        staleness = self.staleness[arrived]
+        staleness = self.staleness[np.isin(self.outcome, ("used", "unused"))]
         horizon = float(self.start_time.max()) or float(self.end_time.max()) or 1.0
         busy = np.minimum(self.end_time, horizon) - self.start_time
         ended = self.end_time <= horizon
