@@ -57,17 +57,12 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         ]
         return header, body
     first = rows[0]["name"]
-    header = [
-        "",
-        *(f"{title} to {target:.0%}" for title in COSTS.values()),
-        f"{first} needs fewer trips",
-        f"{first} is faster",
-        "staleness",
-    ]
+    header = ["", *(f"{title} to {target:.0%}" for title in COSTS.values())]
+    header += [f"{first}'s speed-up, by trips", "by virtual time", "staleness"]
     body = []
     for r in rows:
         costs = [_plus_minus(r[c], 1 if c == "virtual_time" else 0) if r[c] else f"> {r[f'{c}_limit']:,.0f}" for c in COSTS]
-        ratios = [_times(r["ratio"][c]) for c in ("trips", "virtual_time")] if r["name"] != first else ["", ""]
+        ratios = [_times(r, rows[0], c) if r["name"] != first else "" for c in ("trips", "virtual_time")]
         body.append([r["name"], *costs, *ratios, f"{r['staleness_mean']:.1f}"])
     return header, body
 
@@ -84,5 +79,8 @@ def _plus_minus(spread: Mapping[str, float | None] | None, digits: int) -> str:
     return f"{spread['mean']:,.{digits}f} ± {spread['std']:,.{digits}f}"
 
 
-def _times(ratio: float | None) -> str:
-    return "not reached" if ratio is None else f"{ratio:.2f} ×"
+def _times(row: Mapping[str, Any], first: Mapping[str, Any], cost: str) -> str:
+    """How many times the first's cost; only a bound if the target was not reached, nothing if the first did not get there."""
+    if not first[cost] or not first[cost]["mean"]:
+        return "–"
+    return f"{row['ratio'][cost]:.2f} ×" if row[cost] else f"> {row[f'{cost}_limit'] / first[cost]['mean']:.2f} ×"
