@@ -651,3 +651,37 @@ def test_the_largest_staleness_shrinks_with_the_buffer(start: object, seed: int)
     assert largest_of_one > 50
     for k in (2, 3, 7, 10, 30):
         assert 0 < largest(k) <= math.ceil(largest_of_one / k)
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, None, "noon"])
+def test_a_time_that_is_none_raises_before_anything_changes(time: object) -> None:
+    """The clock is the driver's own: a wrong one is a mistake of the program, and costs no update."""
+    server = small_server(start=fb.arrivals(rate=2.0), buffer_size=1)
+    server.begin()
+    with pytest.raises(ValueError, match="time="):
+        server.handle(fb.UpdateArrived(0, np.ones(LENGTH), time=time))
+    assert (server.version, list(server.in_flight)) == (0, [0])
+
+
+def test_the_type_of_the_number_of_examples_does_not_matter() -> None:
+    """A numpy integer gives the same bits as Python's own."""
+    weights = []
+    for kind in (int, np.int64):
+        server = small_server(weights=np.zeros(LENGTH, np.float32), weight_by="examples", buffer_size=2)
+        server.begin()
+        for trip, n in enumerate((3, 7)):
+            server.handle(fb.UpdateArrived(trip, np.full(LENGTH, 0.1, np.float32), examples=kind(n)))
+        weights.append(server.weights.tobytes())
+    assert weights[0] == weights[1]
+
+
+def test_the_clients_are_not_aliased() -> None:
+    clients = list("abcdefgh")
+    server = small_server(clients=clients)
+    clients[:] = ["z"] * 8
+    assert "z" not in {command.client for command in server.begin()}
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        small_server(weights=np.array([0.0, np.nan, 0.0]))

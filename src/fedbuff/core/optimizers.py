@@ -100,7 +100,7 @@ class delay_adaptive:
     threshold: int
 
     def __post_init__(self) -> None:
-        check.integer(1, threshold=self.threshold)
+        check.integer(0, threshold=self.threshold)
 
     def init(self, weights: Vector) -> State:
         return self.optimizer.init(weights)

@@ -57,7 +57,7 @@ class Schedule:
         self._busy: set[int] = set()
         self._choices, self._draws = Stream(seed, "choice"), 0
         self._gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
-        self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)
+        self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)  # the first comes at once
         self._origin = 0.0
         self._wake: float | None = None
 

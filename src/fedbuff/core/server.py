@@ -80,9 +80,7 @@ class Server:
                 raise ValueError(f"weights: expected a flat vector of floats, got shape {w.shape} of {w.dtype}")
             if not np.isfinite(w).all():
                 raise ValueError("weights: expected finite numbers")
-            self.clients: Sequence[Hashable] = range(clients) if isinstance(clients, int) else clients
-            if not isinstance(self.clients, range) and len(set(self.clients)) < len(self.clients):
-                raise ValueError(f"clients: {len(self.clients)} clients, but only {len(set(self.clients))} different ones")
+            self.clients = _different(range(clients) if isinstance(clients, int) else clients)
             self._schedule = Schedule(start, buffer_size, len(self.clients), seed, available)
             self.versions = Versions({0: w}, newest=0)
             self._optimizer_state: State = optimizer.init(w)
@@ -110,6 +108,9 @@ class Server:
         """What to do now that `event` happened."""
         if not self._begun:
             raise RuntimeError("call Server.begin() before the first event")
+        if not isinstance(event, Event):
+            raise TypeError(f"Server.handle() takes an event (UpdateArrived, TripFailed, Woke), got {event!r}")
+        check.number(-np.inf, time=event.time)  # the driver's own clock, and needed only after the state has changed
         match event:
             case UpdateArrived():
                 return self._update_arrived(event)
@@ -117,7 +118,6 @@ class Server:
                 return self._trip_failed(event)
             case Woke():
                 return self._start_trips(event.time)
-        raise TypeError(f"Server.handle() takes an event (UpdateArrived, TripFailed, Woke), got {event!r}")
 
     def _update_arrived(self, event: UpdateArrived) -> list[Command]:
         started = self._in_flight(event.trip)
@@ -130,6 +130,7 @@ class Server:
         if update is None:
             return self._rejected(event, problem)
 
+        examples = int(examples)  # a numpy integer would promote the sum to float64
         weight = float(self.weigh(staleness))
         if not 0.0 <= weight < np.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
@@ -261,6 +262,15 @@ class Server:
             f"trip {trip!r} is not in flight (version {self.version}, {len(self._book.in_flight)} trips in flight); "
             "was it reported twice, or cancelled?",
         )
+
+
+def _different(clients: Sequence[Hashable]) -> Sequence[Hashable]:
+    """A copy of the clients' names, each of which must be there once; a range stays a range, however long."""
+    if isinstance(clients, range):
+        return clients
+    if len(set(clients)) < len(clients):
+        raise ValueError(f"clients: {len(clients)} clients, but only {len(set(clients))} different ones")
+    return tuple(clients)
 
 
 def _is_integer(value: Any) -> bool:

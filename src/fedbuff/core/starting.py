@@ -20,7 +20,7 @@ class StartingRule(Protocol):
         """How many trips to start now; `arrived` clients have just come by themselves."""
 
     def arrival(self, number: int, previous: float, gap: float) -> float | None:
-        """When client `number` (from 0) arrives, given a unit exponential `gap`; None if clients don't arrive."""
+        """When client `number` (from 0) arrives, given a unit exponential `gap`; None if clients don't come by themselves."""
 
     def most(self) -> int:
         """The number of clients the rule needs at once, at least."""
@@ -111,7 +111,7 @@ class cohort:
         return None
 
     def most(self) -> int:
-        # 1e-9: 1000 · 1.3 is 1300.0000000000002 or 1299.9999 in floating point, and means 1300
+        # 1e-9: 100 · 1.1 is 110.00000000000001 in floating point, and means 110
         return math.ceil(self.size * (1.0 + self.over_selection) - 1e-9)
 
 
