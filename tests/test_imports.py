@@ -15,8 +15,8 @@ PURE = {"torch", "asyncio", "time", "flwr", "ray", "threading", "socket", "rando
 # what each part of the package may import from the rest of it
 MAY_IMPORT = {
     "core": {"core"},
-    "learn": {"core", "learn"},
-    "report": {"report", "sim", "toml"},
+    "learn": {"core", "learn", "toml"},
+    "report": {"report", "toml"},
     "sim": {"core", "learn", "report", "sim", "toml", "version"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},

@@ -131,7 +131,27 @@ def test_frozen_parameters_stay_out_of_the_vector():
     model[0].weight.requires_grad_(False)
     flat = Flat(model)
     assert len(flat.weights()) == 4 + 8 + 2
-    assert list(flat.named(flat.weights())) == ["0.bias", "1.weight", "1.bias"]
+    assert list(flat.named(flat.weights())) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+class Counting(torch.nn.Linear):
+    """A layer that remembers how often it was used, in a buffer, and lets it matter."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x) * self.seen
+
+
+def test_buffers_start_every_trip_as_they_were():
+    """Otherwise a trip would depend on those before it, and on whether the run was resumed."""
+    task = task_of([some_examples(10)], model=Counting)
+    flat, weights = initial_weights(task, 0)
+    train = one_at_a_time(task, SGD, 0, flat)
+    assert np.array_equal(train([Job(0, 0, weights)])[0], train([Job(0, 0, weights)])[0])
 
 
 def test_named_weights_load_back_into_the_model(small_task):

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 def compare(args: argparse.Namespace) -> None:
     tables = _variants(args)
     out = args.out or Path("runs") / args.settings[0].stem
-    seeds = _numbers(args.seeds)
+    seeds = _seeds(args)
     experiments = [
         (name, seed, _checked(f"{args.settings[0]}: {name}", _changed({**table, "seed": seed}, args)))
         for name, table in tables.items()
@@ -89,12 +89,12 @@ def timeline(args: argparse.Namespace) -> None:
         if args.settings
         else {"server": {"start": {"refill": {"concurrency": 1000}}, "buffer_size": 10}}
     )
-    if args.concurrency is not None:
-        tables = settings.change(tables, f"server.start.refill.concurrency={args.concurrency}")
     if args.buffer_size is not None:
         tables = settings.change(tables, f"server.buffer_size={args.buffer_size}")
     began = time.perf_counter()
-    made = make_timeline(**settings.timeline_arguments(_changed(tables, args), args.clients), trips=args.trips)
+    made = make_timeline(
+        **settings.timeline_arguments(_changed(tables, args), args.clients, args.concurrency), trips=args.trips
+    )
     s = made.summary() | {"wall_seconds": time.perf_counter() - began}
     if args.out is not None:
         write_trips(args.out, {name: getattr(made, name) for name in made.__dataclass_fields__})
@@ -166,37 +166,46 @@ def _changed(tables: Table, args: argparse.Namespace) -> Table:
 
 def _variants(args: argparse.Namespace) -> dict[str, Table]:
     """What to compare: the variants of a file, several files, or a file with several algorithms."""
-    files = {path.stem: settings.read(path) for path in args.settings}
+    files = [(path.stem, settings.read(path)) for path in args.settings]
     if args.algorithms:
-        ((stem, tables),) = files.items() if len(files) == 1 else [("", None)]
-        if tables is None:
+        if len(files) != 1:
             raise SettingsError("--algorithms goes with one SETTINGS.toml")
-        kept = {key: value for key, value in tables.items() if key not in ("compare", "server", "algorithm", "name")}
-        concurrency = _concurrency(tables)
-        return {
-            name: {**kept, "algorithm": {name: {"concurrency": concurrency}}, "name": name}
-            for name in args.algorithms.split(",")
-        }
-    found: dict[str, Table] = {}
-    for stem, tables in files.items():
-        found |= settings.variants(tables) if "compare" in tables else {stem: {**tables, "name": stem}}
-    return found
+        tables = {key: value for key, value in files[0][1].items() if key != "compare"}
+        changes = {name: {"algorithm": {name: {"concurrency": _concurrency(tables)}}} for name in args.algorithms.split(",")}
+        return {name: {**settings.layer(tables, change), "name": name} for name, change in changes.items()}
+    found: list[tuple[str, Table]] = []
+    for stem, tables in files:
+        found += settings.variants(tables).items() if "compare" in tables else [(stem, {**tables, "name": stem})]
+    if len(dict(found)) < len(found):
+        raise SettingsError(
+            f"compare: the names {', '.join(name for name, _ in found)} are not all different; rename a file or table"
+        )
+    return dict(found)
 
 
 def _concurrency(tables: Table) -> int:
-    """The concurrency of a file, so that other algorithms can be run at the same."""
-    plain = {key: value for key, value in tables.items() if key != "compare"}
-    if "algorithm" not in plain and "server" not in plain:
+    """The concurrency of a file, so that other algorithms can be run at the same; 100 if it has no algorithm."""
+    if "algorithm" not in tables and "server" not in tables:
         return 100
-    start: Any = from_tables(plain).server.start
-    return int(start.size if hasattr(start, "size") else start.concurrency or 100)
+    start = from_tables(tables).server.start
+    found: float | None = getattr(start, "size", None) or getattr(start, "concurrency", None)
+    if found is None:
+        raise SettingsError(
+            f"--algorithms: {start} does not say a concurrency to run the others at; give server.start.arrivals.concurrency"
+        )
+    return round(found)
 
 
-def _numbers(text: str) -> list[int]:
+def _seeds(args: argparse.Namespace) -> list[int]:
+    if any(assignment.split("=")[0].strip() == "seed" for assignment in args.set):
+        raise SettingsError("--set seed=…: a comparison takes its seeds from --seeds")
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in args.seeds.split(",")]
     except ValueError:
-        raise SettingsError(f"--seeds {text}: expected integers with commas, e.g. 0,1,2") from None
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise SettingsError(f"--seeds {args.seeds}: expected different integers with commas, e.g. 0,1,2")
+    return seeds
 
 
 def _save_plots(runs: dict[str, list[Run]], out: Path) -> list[Path]:

@@ -15,14 +15,16 @@
 docs/settings.md lists every key.
 """
 
+import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from fedbuff import toml
+from fedbuff.core import check
 from fedbuff.core.optimizers import adam, delay_adaptive, momentum, sgd
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.staleness import constant, cutoff, hinge, polynomial
@@ -33,8 +35,8 @@ from fedbuff.learn.task import Task
 from fedbuff.presets import PRESETS
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
-from fedbuff.sim.simulate import simulate
-from fedbuff.sim.timing import Timing, half_normal
+from fedbuff.sim.simulate import describe, simulate
+from fedbuff.sim.timing import Sizes, Timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.toml import SettingsError, Table
 
@@ -77,6 +79,17 @@ class Settings:
     evaluate_every: int | None = None
     target: float | None = None
 
+    def __post_init__(self) -> None:
+        """What only `simulate` would find out, so that a comparison does not stop at its fifth run."""
+        check.integer(0, seed=self.seed)
+        check.number(0, 1, dropout=self.dropout)
+        if self.timeout is not None:
+            check.number(0, above=True, timeout=self.timeout)
+        if self.target is not None:
+            check.number(0, 1, target=self.target)
+        if self.evaluate_every is not None:
+            check.integer(1, evaluate_every=self.evaluate_every)
+
     def run(self, **how: Any) -> Run:
         """Simulate; `how` are those arguments of `simulate` that don't change the result: out, resume, progress, …"""
         make, arguments = self.task
@@ -84,39 +97,14 @@ class Settings:
             task = make(**arguments)
         except ValueError as e:
             raise SettingsError(f"task.{make.__name__}: {e}") from e
-        return simulate(
-            self.server,
-            task,
-            client=self.client,
-            until=self.until,
-            timing=self.timing,
-            seed=self.seed,
-            dropout=self.dropout,
-            timeout=self.timeout,
-            availability=self.availability,
-            evaluate_every=self.evaluate_every,
-            target=self.target,
-            algorithm=self.name,
-            settings=self.tables(),
-            **how,
-        )
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "server", "name")}
+        return simulate(self.server, task, algorithm=self.name, **parts, **how)
 
     def tables(self) -> Table:
-        """Every setting, defaults included: this file alone reproduces the run."""
-        make, arguments = self.task
-        defaults = {name: p.default for name, p in toml.parameters(make).items()}
-        plain = ("seed", "dropout", "timeout", "evaluate_every", "target")
-        server = {name: getattr(self.server, name) for name in SETTINGS}
-        return {
-            "name": self.name,
-            **{name: getattr(self, name) for name in plain if getattr(self, name) is not None},
-            "task": {make.__name__: toml.encode({**defaults, **arguments})},
-            "server": toml.encode(server),
-            "client": toml.fields_of(self.client),
-            "timing": toml.encode(self.timing),
-            **({"availability": toml.fields_of(self.availability)} if self.availability else {}),
-            "until": toml.fields_of(self.until),
-        }
+        """Every setting, defaults included, as a run's settings.toml has it."""
+        task = toml.table_of(*self.task)
+        plain = {name: getattr(self, name) for name in ("name", "seed", "dropout", "timeout", "evaluate_every", "target")}
+        return describe(task, self.server, self.client, self.until, self.timing, self.availability, **plain)
 
 
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,45 +112,64 @@ class Settings:
 
 def from_tables(tables: Table) -> Settings:
     """Check everything, and fill in what a preset says and what is left to defaults."""
-    known = dict.fromkeys(("algorithm", *Settings.__dataclass_fields__))
-    for key, value in tables.items():
-        if key == "compare":
-            raise SettingsError(
-                f"compare = {toml.show(value)}: this file holds several variants; use `fedbuff compare`, or remove [compare]"
-            )
-        if key not in known:
-            raise SettingsError(f"{key} = {toml.show(value)}: unknown key; {toml.suggest(key, known)}")
+    _known_keys(tables)
     for key in ("task", "client", "until"):
         if key not in tables:
             raise SettingsError(f"{key}: missing; settings need [task.…], [client] and [until]")
     name, server, client = _algorithm(tables)
-    plain = ("seed", "evaluate_every", "target")
-    return Settings(
-        task=toml.decode_choice(TASKS, tables["task"], "task", call=False),
-        server=server,
-        client=client,
-        until=toml.decode(Until, tables["until"], "until"),
-        name=toml.decode_value(str, tables.get("name", name), "name"),
-        **_plain(tables, *plain),
-        **_clock(tables),
-    )
+    try:
+        return Settings(
+            task=toml.decode_choice(TASKS, tables["task"], "task", call=False),
+            server=server,
+            client=client,
+            until=toml.decode(Until, tables["until"], "until"),
+            name=toml.decode_value(str, tables.get("name", name), "name"),
+            **_plain(tables, "seed", "evaluate_every", "target"),
+            **_clock(tables),
+        )
+    except ValueError as e:
+        raise SettingsError(str(e)) from e
 
 
-def timeline_arguments(tables: Table, clients: int | None = None) -> dict[str, Any]:
+def timeline_arguments(tables: Table, clients: int | None = None, concurrency: int | None = None) -> dict[str, Any]:
     """The arguments of `fedbuff.timeline` that settings hold: they need a server, not a task or a client.
 
-    Without a task (or with `clients`) there are so many clients that hold one example each, by default 100 for
-    every trip in flight.
+    Without a task (or with `clients`) there are so many clients that hold one example each, by default 100 for every
+    trip in flight. `concurrency` changes the size of the file's own starting rule.
     """
+    _known_keys(tables)
     _, server, _ = _algorithm({"client": {"lr": 0.0}, **tables})
     arguments: dict[str, Any] = {name: getattr(server, name) for name in ("start", "buffer_size", "weigh", "max_staleness")}
+    arguments |= {**_plain(tables, "seed"), **_clock(tables)}
+    if concurrency is not None:
+        start = server.start
+        if isinstance(start, cohort):
+            arguments["start"] = replace(start, size=concurrency)
+            arguments["buffer_size"] = concurrency if server.buffer_size == start.size else server.buffer_size
+        else:
+            arguments["start"] = arrivals(concurrency=concurrency) if isinstance(start, arrivals) else refill(concurrency)
     if "task" in tables and clients is None:
         make, of_task = toml.decode_choice(TASKS, tables["task"], "task", call=False)
         task = make(**of_task)
-        arguments |= {"clients": len(task.clients), "examples": task.examples}
-    else:
-        arguments["clients"] = clients or 100 * max(server.start.most(), server.buffer_size)
-    return {**arguments, **_plain(tables, "seed"), **_clock(tables)}
+        return {**arguments, "clients": len(task.clients), "examples": task.examples}
+    return {**arguments, "clients": 100 * max(in_flight(arguments), arguments["buffer_size"]) if clients is None else clients}
+
+
+def in_flight(arguments: Table) -> int:
+    """About how many trips a timeline with these arguments has in flight."""
+    start, timing = arguments["start"], arguments["timing"]
+    if not isinstance(start, arrivals):
+        return int(start.most())
+    return math.ceil(start.concurrency or (start.rate or 0.0) * mean_duration(timing, 0, 1, Sizes()))
+
+
+def _known_keys(tables: Table) -> None:
+    known = dict.fromkeys(("algorithm", *Settings.__dataclass_fields__))
+    for key, value in tables.items():
+        if key == "compare":
+            raise SettingsError("compare: this file holds several variants; use `fedbuff compare`, or remove [compare.…]")
+        if key not in known:
+            raise SettingsError(f"{key} = {toml.show(value)}: unknown key; {toml.suggest(key, known)}")
 
 
 def _clock(tables: Table) -> dict[str, Any]:
@@ -183,6 +190,8 @@ def _algorithm(tables: Table) -> tuple[str, Server, LocalSGD]:
     """Server and client: from the preset if one is named, with what [server] and [client] say on top."""
     client = toml.decode(LocalSGD, tables["client"], "client")
     spelled_out = tables.get("server", {})
+    if not isinstance(spelled_out, dict):
+        raise SettingsError(f"server = {toml.show(spelled_out)}: expected a table with {', '.join(SETTINGS)}")
     if "algorithm" not in tables:
         if "server" not in tables:
             raise SettingsError(
@@ -206,16 +215,33 @@ def _algorithm(tables: Table) -> tuple[str, Server, LocalSGD]:
 # ── files and changes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 # keys whose table names one of several kinds: another kind replaces it instead of joining it
+SET_BY_PRESETS = frozenset({"proximal"})  # what presets change of the client
 CHOICES = frozenset({"algorithm", "model", "optimizer", "split", "start", "task", "timing", "weigh"})
 
 
 def read(path: Path) -> Table:
+    """A settings file; paths in it are relative to it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _with_paths(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
     except OSError as e:
         raise SettingsError(f"{path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"{path}: not TOML: {e}") from e
+
+
+_PATHS = {"python": "file", "leaf": "folder", "trace": "path"}  # which key of which table is a path
+
+
+def _with_paths(tables: Table, folder: Path) -> Table:
+    """`tables` with absolute paths, so that they mean the same wherever they are written next."""
+    found = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            value = _with_paths(value, folder)
+            if isinstance(value.get(_PATHS.get(key, "")), str):
+                value[_PATHS[key]] = str((folder / value[_PATHS[key]]).resolve())
+        found[key] = value
+    return found
 
 
 def merge(base: Table, changes: Table) -> Table:
@@ -248,7 +274,21 @@ def change(tables: Table, assignment: str) -> Table:
         value = text.strip()
     for key in reversed(keys):
         value = {key: value}
-    return merge(tables, value)
+    return layer(tables, _with_paths(value, Path()))
+
+
+def layer(tables: Table, changes: Table) -> Table:
+    """`merge`, but a change of algorithm also takes back what the tables say of the old one."""
+    named, old = _preset_name(changes.get("algorithm")), _preset_name(tables.get("algorithm"))
+    if named is not None and named != old:
+        tables = {key: value for key, value in tables.items() if key not in ("algorithm", "server", "name")}
+        if isinstance(tables.get("client"), dict):
+            tables["client"] = {key: value for key, value in tables["client"].items() if key not in SET_BY_PRESETS}
+    return merge(tables, changes)
+
+
+def _preset_name(value: Any) -> str | None:
+    return next(iter(value), None) if isinstance(value, dict) else value
 
 
 def variants(tables: Table) -> dict[str, Table]:
@@ -257,4 +297,4 @@ def variants(tables: Table) -> dict[str, Table]:
     named = tables["compare"]
     if not isinstance(named, dict) or not named or not all(isinstance(value, dict) for value in named.values()):
         raise SettingsError(f"compare = {toml.show(named)}: expected tables [compare.NAME], each with the settings that differ")
-    return {name: {**merge(common, changes), "name": name} for name, changes in named.items()}
+    return {name: {**layer(common, changes), "name": name} for name, changes in named.items()}

@@ -17,6 +17,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
+
 Table = dict[str, Any]
 
 
@@ -128,6 +130,8 @@ def encode(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {type(value).__name__: fields_of(value)}
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -135,6 +139,12 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items() if item is not None}
     return f"python: {getattr(value, '__qualname__', repr(value))}"
+
+
+def table_of(make: Callable[..., Any], arguments: Table) -> Table:
+    """A call of `make` as a table: {its name: {argument: …}}, defaults included."""
+    defaults = {name: p.default for name, p in parameters(make).items()}
+    return {make.__name__: encode({**defaults, **arguments})}
 
 
 def fields_of(value: Any) -> Table:

@@ -1,8 +1,13 @@
 """Argument checks: the keyword is the name in the message, `buffer_size=0: expected an integer >= 1`."""
 
+import dataclasses
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
 
 
 def integer(at_least: int, /, **values: Any) -> None:
@@ -11,17 +16,28 @@ def integer(at_least: int, /, **values: Any) -> None:
             raise ValueError(f"{name}={value!r}: expected an integer >= {at_least}")
 
 
-def number(low: float, high: float = math.inf, /, *, above: bool = False, **values: Any) -> None:
-    """Finite, `low <= value <= high`, or `low < value` with `above`."""
+def number(low: float, high: float = math.inf, /, *, above: bool = False, below: bool = False, **values: Any) -> None:
+    """Finite, `low <= value <= high`; `low < value` with `above`, `value < high` with `below`."""
     for name, value in values.items():
         fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not fits or not (low < value if above else low <= value) or value > high:
-            sign = ">" if above else ">="
-            bound = f" and <= {high:g}" if math.isfinite(high) else ""
-            raise ValueError(f"{name}={value!r}: expected a number {sign} {low:g}{bound}")
+        if not fits or not (low < value if above else low <= value) or not (value < high if below else value <= high):
+            bounds = [f"{'>' if above else '>='} {low:g}"] if math.isfinite(low) else []
+            bounds += [f"{'<' if below else '<='} {high:g}"] if math.isfinite(high) else []
+            raise ValueError(
+                f"{name}={value!r}: expected a {' '.join(['number', ' and '.join(bounds)]) if bounds else 'finite number'}"
+            )
 
 
 def one_of(allowed: tuple[str, ...], /, **values: Any) -> None:
     for name, value in values.items():
         if value not in allowed:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+
+
+def plain(part: T) -> T:
+    """A frozen dataclass with its numpy numbers as Python's own: those can be written down, and don't promote float32."""
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part
+    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    changed = {name: v.item() if isinstance(v, np.generic) else plain(v) for name, v in values.items()}
+    return dataclasses.replace(part, **changed) if any(changed[name] is not values[name] for name in values) else part

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbuff.core import check
+from fedbuff.core.versions import Vector
 
-Vector = NDArray[np.floating]
 State = dict[str, Vector]
 
 
@@ -71,7 +70,7 @@ class adam:
 
     def __post_init__(self) -> None:
         check.number(0, lr=self.lr)
-        check.number(0, 1, beta1=self.beta1, beta2=self.beta2)
+        check.number(0, 1, below=True, beta1=self.beta1, beta2=self.beta2)
         check.number(0, above=True, eps=self.eps)
 
     def init(self, weights: Vector) -> State:

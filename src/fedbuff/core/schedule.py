@@ -7,6 +7,7 @@ A client is chosen at random among the free ones: not in flight, and not yet in 
 at most once to a server step (the paper's Appendix D). Memory is that of the busy clients, however many there are.
 """
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,10 @@ _MANY = 100_000  # so many clients are not asked one by one whether they are ava
 
 
 class Availability(Protocol):
-    """When a client can start a trip; `retry` is how long to wait when nobody can."""
+    """When a client can start a trip; `share` of them can at any time, and `retry` is how long to wait when nobody can."""
+
+    @property
+    def share(self) -> float: ...
 
     @property
     def retry(self) -> float: ...
@@ -59,7 +63,8 @@ class Schedule:
         self._gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
         self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)  # the first comes at once
         self._origin = 0.0
-        self._wake: float | None = None
+        self._wake: float | None = None  # to be told by `wake`
+        self._retry_at: float | None = None  # the one wake-up pending because nobody was there
 
     def begin(self, time: float) -> list[int]:
         """The first trips; arrivals are counted from `time`."""
@@ -78,8 +83,12 @@ class Schedule:
         for _ in range(self.start.wanted(len(self.in_flight), len(self.buffered), arrived)):
             client = self._choose(time)
             if client is None:
-                if self.available is not None and self._next_arrival is None:
-                    self._wake = time + self.available.retry
+                if (
+                    self.available is not None
+                    and self._next_arrival is None
+                    and (self._retry_at is None or self._retry_at <= time)
+                ):
+                    self._retry_at = self._wake = time + self.available.retry
                 break
             self._busy.add(client)
             self.in_flight[self.started] = (client, self.version)
@@ -92,11 +101,10 @@ class Schedule:
         at, self._wake = self._wake, None
         return at
 
-    def arrived(self, trip: int) -> int:
-        """Move a trip from flight into the buffer; its staleness."""
-        client, version = self.in_flight.pop(trip)
+    def arrived(self, trip: int) -> None:
+        """Move a trip from flight into the buffer."""
+        client, _ = self.in_flight.pop(trip)
         self.buffered.append(client)
-        return self.version - version
 
     def ended(self, trip: int) -> None:
         """A trip ended without an update in the buffer: its client is free again."""
@@ -120,7 +128,7 @@ class Schedule:
         n, busy, available = self.clients, self._busy, self.available
         if len(busy) >= n:
             return None
-        for _ in range(_TRIES):
+        for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):
             client = int(self._draw() * n)
             if client not in busy and (available is None or available(client, time)):
                 return client
@@ -144,15 +152,18 @@ class Schedule:
             "arrivals": self._arrivals,
             "next_arrival": self._next_arrival,
             "origin": self._origin,
+            "retry_at": self._retry_at,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Take over a state; `wake` then tells the wake-up that was pending, for a driver that has forgotten it."""
         self.version, self.started, self._draws = state["version"], state["started"], state["draws"]
         self._arrivals, self._next_arrival, self._origin = state["arrivals"], state["next_arrival"], state["origin"]
         self.in_flight = {trip: (client, version) for trip, client, version in state["in_flight"]}
         self.buffered = list(state["buffered"])
         self._busy = {client for client, _ in self.in_flight.values()} | set(self.buffered)
-        self._wake = None
+        self._retry_at = state["retry_at"]
+        self._wake = self._retry_at if self._next_arrival is None else self._origin + self._next_arrival
 
 
 def _not_in(busy: set[int], n: int) -> list[int]:

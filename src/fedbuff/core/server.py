@@ -27,12 +27,13 @@ from fedbuff.core.events import (
     Wake,
     Woke,
 )
-from fedbuff.core.optimizers import Optimizer, State, Vector, sgd
+from fedbuff.core.optimizers import Optimizer, State, sgd
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
-from fedbuff.core.versions import Versions
+from fedbuff.core.versions import Vector, Versions
 
+_UNBOUND = "this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()"
 _MOST_EXAMPLES = 1 << 53  # beyond it, integers are not exact as floats
 SETTINGS = ("start", "buffer_size", "weigh", "optimizer", "max_staleness", "weight_by", "mixing")
 
@@ -48,7 +49,7 @@ class Server:
     weight_by      "uniform": Σ s(τ_i) Δ_i / K; "examples": Σ s(τ_i) n_i Δ_i / Σ n_i. Never divided by Σ s(τ_i)
     mixing         Xie et al.'s FedAsync: average models, w − y_i in place of Δ_i, so that with K = 1 and SGD
                    w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
-    weights, clients, seed may be left to `fedbuff.simulate`, which takes them from the task
+    weights, clients, seed may be left to `fedbuff.simulate`, which knows them
     """
 
     def __init__(
@@ -67,11 +68,14 @@ class Server:
         available: Availability | None = None,
     ) -> None:
         check.integer(1, buffer_size=buffer_size)
+        check.integer(0, seed=seed)
         check.one_of(("uniform", "examples"), weight_by=weight_by)
         if max_staleness is not None:
             check.integer(0, max_staleness=max_staleness)
-        self.start, self.buffer_size, self.weigh, self.optimizer = start, buffer_size, weigh, optimizer
+        self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
+        self.buffer_size = int(buffer_size)
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
+        self.initial_weights = None if weights is None else np.array(weights)
         self._begun = False
         self._schedule: Schedule | None = None
         if weights is not None and clients is not None:
@@ -80,10 +84,10 @@ class Server:
                 raise ValueError(f"weights: expected a flat vector of floats, got shape {w.shape} of {w.dtype}")
             if not np.isfinite(w).all():
                 raise ValueError("weights: expected finite numbers")
-            self.clients = _different(range(clients) if isinstance(clients, int) else clients)
-            self._schedule = Schedule(start, buffer_size, len(self.clients), seed, available)
-            self.versions = Versions({0: w}, newest=0)
-            self._optimizer_state: State = optimizer.init(w)
+            self.clients = _different(range(int(clients)) if isinstance(clients, Integral) else clients)  # type: ignore[arg-type]
+            self._schedule = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available)
+            self._versions = Versions({0: w}, newest=0)
+            self._optimizer_state: State = self.optimizer.init(w)
             self._sum: Vector = np.zeros_like(w)  # Δ̄
             self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
@@ -99,10 +103,10 @@ class Server:
         """The first orders: once, before any event."""
         if self._begun:
             raise RuntimeError("Server.begin() was called twice; make a new Server for a new run")
-        if self._schedule is None:
-            raise RuntimeError("this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()")
+        check.number(-np.inf, time=time)
+        commands = self._orders(self._book.begin(time))
         self._begun = True
-        return self._orders(self._schedule.begin(time))
+        return commands
 
     def handle(self, event: Event) -> list[Command]:
         """What to do now that `event` happened."""
@@ -144,9 +148,9 @@ class Server:
 
         self._sum = total
         self._count += examples
-        self._buffer.append((event.trip, staleness, weight))
+        self._buffer.append((int(event.trip), staleness, weight))
         self.versions.release(start_version)
-        self._book.arrived(event.trip)  # k ← k + 1
+        self._book.arrived(int(event.trip))  # k ← k + 1
 
         commands: list[Command] = []
         if len(self._buffer) == self.buffer_size:  # if k == K
@@ -180,6 +184,13 @@ class Server:
     # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def versions(self) -> Versions:
+        """Weights by version: the newest, and those that trips in flight started from."""
+        if self._schedule is None:
+            raise RuntimeError(_UNBOUND)
+        return self._versions
+
+    @property
     def weights(self) -> Vector:
         """The newest weights, read-only; they stay valid after the server has stepped on."""
         return self.versions[self.versions.newest]
@@ -205,19 +216,24 @@ class Server:
         arrays |= {f"version.{version}": self.versions[version] for version in self.versions}
         return arrays, {"schedule": self._book.state(), "buffer": self._buffer, "count": self._count}
 
-    def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
-        """Take over the state of a server with the same settings, in place of `begin`."""
+    def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> list[Command]:
+        """Take over the state of a server with the same settings, in place of `begin`.
+
+        Returns the wake-up that was pending, if any, for a driver that does not remember it; `in_flight` has the trips.
+        """
         self._book.restore(facts["schedule"])
         held = [version for _, version in self._book.in_flight.values()]
-        self.versions = Versions({int(v): w for v, w in _under("version.", arrays).items()}, self.version, held)
+        self._versions = Versions({int(v): w for v, w in _under("version.", arrays).items()}, self.version, held)
         self._optimizer_state = _under("optimizer.", arrays)
         self._sum, self._count = arrays["buffer"], facts["count"]
         self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
         self._begun = True
+        return self._orders([])
 
     @property
     def _book(self) -> Schedule:
-        assert self._schedule is not None  # begin() has checked
+        if self._schedule is None:
+            raise RuntimeError(_UNBOUND)
         return self._schedule
 
     def _start_trips(self, time: float) -> list[Command]:

@@ -64,9 +64,10 @@ class arrivals:
             raise ValueError(
                 f"arrivals: give rate or concurrency, one of them (rate={self.rate}, concurrency={self.concurrency})"
             )
-        check.number(
-            0, above=True, **{k: v for k, v in (("rate", self.rate), ("concurrency", self.concurrency)) if v is not None}
-        )
+        if self.rate is not None:
+            check.number(0, above=True, rate=self.rate)
+        if self.concurrency is not None:
+            check.number(0, above=True, concurrency=self.concurrency)
 
     cancels = False
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from fedbuff.learn.flat import Flat, Vector, as_tensor
+from fedbuff.core.versions import Vector
+from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.task import Task
 
 _ROWS = 2048

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Vector = NDArray[np.floating]
+from fedbuff.core.versions import Vector
 
 
 class Flat:
@@ -30,6 +30,7 @@ class Flat:
         for p, w, g in zip(parts, self._cut(self.vector), self._cut(self.gradient), strict=True):
             p.data, p.grad = w, g
         self._numpy = self.vector.numpy()
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
         parts = list(self.parameters.values())
@@ -37,16 +38,19 @@ class Flat:
         return [piece.view(p.shape) for piece, p in zip(pieces, parts, strict=True)]
 
     def load(self, weights: Vector) -> None:
+        """Take over these weights; buffers are what they were when the model was made, whatever ran since."""
         self._numpy[:] = weights
+        for buffer, original in self._buffers:
+            buffer.copy_(original)
 
     def weights(self) -> Vector:
         """A copy of the weights."""
         return self._numpy.copy()
 
     def named(self, weights: Vector) -> dict[str, NDArray[np.floating]]:
-        """`weights` as named tensors of the model's shapes, as in a state dict."""
-        pieces = self._cut(torch.tensor(np.asarray(weights)))
-        return {name: np.ascontiguousarray(piece.numpy()) for name, piece in zip(self.parameters, pieces, strict=True)}
+        """The model's whole state dict with these weights, frozen parameters and buffers included."""
+        self.load(weights)
+        return {name: np.array(tensor.numpy()) for name, tensor in self.module.state_dict().items()}
 
 
 def as_tensor(array: object, like: torch.Tensor) -> torch.Tensor:

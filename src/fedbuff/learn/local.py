@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fedbuff.core.random import generator, seed_for
+from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.flat import Flat, Vector, as_tensor
+from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.task import Task
 
 

@@ -34,10 +34,13 @@ class Task:
     evaluate: Examples | Mapping[str, Examples]
     accuracy: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None" = most_likely
     name: str = "task"
+    settings: Mapping[str, Any] | None = None  # its table in a settings file, where it can be made from one
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
             raise ValueError("clients: a task needs at least one client")
+        if not self.splits or any(len(x) != len(y) or len(y) == 0 for x, y in self.splits.values()):
+            raise ValueError("evaluate: expected at least one split, with as many inputs as labels, at least one of them")
         if isinstance(self.clients, list | tuple):
             for client, (x, y) in enumerate(self.clients):
                 if len(x) != len(y) or len(y) == 0:

@@ -1,13 +1,18 @@
 """Tasks ready to use. Each function returns a `Task`; in a settings file it is a table, `[task.digits]`."""
 
 import importlib.util
+import inspect
+import math
 import sys
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
+from fedbuff import toml
 from fedbuff.core import check
 from fedbuff.core.random import generator
 from fedbuff.learn.leaf import read_split
@@ -17,8 +22,21 @@ from fedbuff.learn.synthetic import SyntheticClients
 from fedbuff.learn.task import Task
 
 Split = iid | dirichlet | shards
+P = ParamSpec("P")
 
 
+def recorded(make: Callable[P, Task]) -> Callable[P, Task]:
+    """Let a task remember the call that made it, so that a run folder can hold it."""
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Task:
+        arguments = inspect.signature(make).bind(*args, **kwargs).arguments
+        return replace(make(*args, **kwargs), settings=toml.table_of(make, arguments))
+
+    return made
+
+
+@recorded
 def digits(
     clients: int = 400, split: Split = dirichlet(0.1), model: Model = mlp((32,)), test: float = 0.2, split_seed: int = 0
 ) -> Task:
@@ -33,7 +51,7 @@ def digits(
     x, y = (x / 16).astype(np.float32), y.astype(np.int64)
     rng = generator(split_seed, "digits")
     order = rng.permutation(len(y))
-    held_out, kept = order[: round(test * len(y))], order[round(test * len(y)) :]
+    held_out, kept = order[: math.ceil(test * len(y))], order[math.ceil(test * len(y)) :]
     parts = split(y[kept], clients, rng)
     return Task(
         model=partial(model, x.shape[1], 10),
@@ -44,6 +62,7 @@ def digits(
     )
 
 
+@recorded
 def synthetic(
     alpha: float = 1.0,
     beta: float = 1.0,
@@ -73,6 +92,7 @@ def synthetic(
     )
 
 
+@recorded
 def leaf(folder: str, model: Model = linear()) -> Task:
     """Any folder of LEAF JSON with numeric inputs: a client per user of `train`, evaluated on all of `test`."""
     train, test = (read_split(Path(folder) / split) for split in ("train", "test"))
@@ -88,6 +108,7 @@ def leaf(folder: str, model: Model = linear()) -> Task:
     )
 
 
+@recorded
 def python(file: str, function: str = "task", arguments: dict[str, Any] | None = None) -> Task:
     """Your own: the `Task` that `function` in the Python file `file` returns when called with `arguments`."""
     path = Path(file)
@@ -97,9 +118,14 @@ def python(file: str, function: str = "task", arguments: dict[str, Any] | None =
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that its classes can be found again by name
+    sys.path.insert(0, str(path.parent.resolve()))  # and that it can import its neighbours
     spec.loader.exec_module(module)
     if not hasattr(module, function):
         raise ValueError(f"function={function!r}: {file} has no function of that name")
+    try:
+        inspect.signature(getattr(module, function)).bind(**(arguments or {}))
+    except TypeError as e:
+        raise ValueError(f"arguments={arguments!r}: {function} in {file} can't be called with them: {e}") from e
     made = getattr(module, function)(**(arguments or {}))
     if not isinstance(made, Task):
         raise ValueError(f"function={function!r}: expected a fedbuff.Task, got {type(made).__name__}")

@@ -22,7 +22,10 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
         for cost in COSTS:
             to_target = [s[f"{cost}_to_target"] for s in summaries]
             row[cost] = _spread(to_target) if None not in to_target else None
-            row[f"{cost}_limit"] = mean(s[cost] for s in summaries)
+            # at least so much, even where the target was not reached
+            row[f"{cost}_limit"] = mean(
+                s[cost] if reached is None else reached for s, reached in zip(summaries, to_target, strict=True)
+            )
         split = next(iter(summaries[0]["metrics"]))
         judged = "accuracy" in summaries[0]["metrics"][split]
         row["accuracy"] = _spread([s["metrics"][split]["accuracy"] for s in summaries]) if judged else None
@@ -57,7 +60,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         ]
         return header, body
     first = rows[0]["name"]
-    header = ["", *(f"{title} to {target:.0%}" for title in COSTS.values())]
+    header = ["", *(f"{title} to {100 * target:g} %" for title in COSTS.values())]
     header += [f"{first}'s speed-up, by trips", "by virtual time", "staleness"]
     body = []
     for r in rows:

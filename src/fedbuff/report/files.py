@@ -4,41 +4,36 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
+
+_MEGABYTE = 1 << 20
+_LEFT_OVER = re.compile(r"\.(space|[a-z]+\.(toml|jsonl|json|parquet|safetensors))\.\d+\.tmp")  # by a process that was killed
 
 
 class FolderError(Exception):
     """A run folder that can't be used; the message says what to do."""
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then put it in place in one move."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
         with temporary.open("rb") as f:
             os.fsync(f.fileno())
-        temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner can read
         temporary.replace(path)
     except OSError as e:
         raise FolderError(f"can't write {path}: {e.strerror or e}; what was there before is still whole") from e
     finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    def write(p: Path) -> None:
-        p.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
+    write_atomically(path, lambda p: p.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,8 +48,9 @@ def lock(folder: Path) -> IO[bytes]:
     except OSError as e:
         held.close()
         raise FolderError(f"{folder} is in use by another process") from e
-    for left in folder.rglob(".*.tmp"):
-        left.unlink(missing_ok=True)
+    for left in (*folder.iterdir(), *(folder / "checkpoint").glob("*")):
+        if _LEFT_OVER.fullmatch(left.name):
+            left.unlink(missing_ok=True)
     return held
 
 
@@ -64,7 +60,8 @@ def make_writable_folder(folder: Path, needed: int) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with probe.open("wb") as f:
-            f.write(bytes(needed))  # really written: some file systems promise space they don't have
+            for _ in range(-(-needed // _MEGABYTE)):
+                f.write(bytes(_MEGABYTE))  # really written: some file systems promise space they don't have
             f.flush()
             os.fsync(f.fileno())
     except OSError as e:

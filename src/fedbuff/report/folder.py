@@ -37,16 +37,19 @@ class Folder:
             write_text(existing, text)
         (path / "checkpoint").mkdir(exist_ok=True)
 
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
     @property
     def finished(self) -> bool:
         return (self.path / "summary.json").exists()
 
     def checkpoint(self, arrays: Arrays, facts: dict[str, Any]) -> None:
         """Everything a run needs to go on, in one file that is whole or absent."""
-        from safetensors.numpy import save_file
-
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_atomically(self._checkpoint, lambda p: save_file(contiguous, p, metadata={"facts": json.dumps(facts)}))
+        write_tensors(self._checkpoint, arrays, {"facts": json.dumps(facts)})
 
     def last_checkpoint(self) -> tuple[Arrays, dict[str, Any]] | None:
         if not self._checkpoint.exists():
@@ -76,12 +79,17 @@ class Folder:
             ) from e
 
     def finish(self, trips: Arrays, weights: Arrays, metrics: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-        from safetensors.numpy import save_file
-
         write_trips(self.path / "trips.parquet", trips)
-        write_atomically(self.path / "weights.safetensors", lambda p: save_file(weights, p))
+        write_tensors(self.path / "weights.safetensors", weights)
         self.rewrite_metrics(metrics)
         write_json(self.path / "summary.json", summary)
+
+
+def write_tensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+    from safetensors.numpy import save
+
+    data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    write_atomically(path, lambda p: p.write_bytes(data))
 
 
 def write_trips(path: Path, trips: Arrays) -> None:
@@ -99,9 +107,13 @@ def read_trips(path: Path) -> Arrays:
 
 
 def read_weights(path: Path) -> Arrays:
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    return dict(load_file(path / "weights.safetensors"))
+    try:
+        return dict(load_file(path / "weights.safetensors"))
+    except SafetensorError as e:
+        raise ValueError(f"weights.safetensors: {e}") from e
 
 
 def _difference(old: str, new: str) -> str:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbuff.report.compare import COSTS
 from fedbuff.report.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AXES = {"trips": "client trips", "server_steps": "server steps", "virtual_time": "virtual time"}
 # Okabe and Ito's colours, told apart by everyone
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -42,8 +42,8 @@ class Plot:
 
 def curves(runs: Mapping[str, Sequence[Run]], metric: str = "accuracy", against: str = "trips") -> Plot:
     """One curve per name: the mean over its runs (seeds), with the range between the lowest and highest as a band."""
-    if against not in AXES:
-        raise ValueError(f"against={against!r}: expected one of {', '.join(AXES)}")
+    if against not in COSTS:
+        raise ValueError(f"against={against!r}: expected one of {', '.join(COSTS)}")
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
@@ -66,7 +66,7 @@ def curves(runs: Mapping[str, Sequence[Run]], metric: str = "accuracy", against:
             axes.annotate(
                 f"target {target:g}", (0.995, target), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.3"
             )
-    axes.set_xlabel(AXES[against])
+    axes.set_xlabel(COSTS[against])
     axes.set_ylabel(f"{_split(runs)} {metric}")
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
@@ -81,7 +81,7 @@ def _line(run: Run, metric: str, against: str) -> tuple[Any, Any]:
     rows = [m for m in run.metrics if m["split"] == split and m.get(metric) is not None]
     if not rows:
         raise ValueError(
-            f"metric={metric!r}: the run recorded {', '.join(k for k in run.metrics[0] if k not in (*AXES, 'split'))}"
+            f"metric={metric!r}: the run recorded {', '.join(k for k in run.metrics[0] if k not in (*COSTS, 'split'))}"
         )
     return np.array([m[against] for m in rows], float), np.array([m[metric] for m in rows])
 

@@ -4,15 +4,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from fedbuff.sim.simulate import Status
-from fedbuff.sim.until import Until
+if TYPE_CHECKING:
+    from fedbuff.sim.simulate import Status
+    from fedbuff.sim.until import Until
 
 _EVERY = 0.1  # seconds between two looks
 
 
 @contextmanager
-def bar(title: str, until: Until, quiet: bool = False) -> Iterator[Callable[[Status], None] | None]:
+def bar(title: str, until: "Until", quiet: bool = False) -> "Iterator[Callable[[Status], None] | None]":
     """A function to report a run's `Status` to, or None if stderr is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
@@ -31,7 +33,7 @@ def bar(title: str, until: Until, quiet: bool = False) -> Iterator[Callable[[Sta
         shown = progress.add_task(title, total=1.0, facts="")
         began, last, first = time.monotonic(), 0.0, None
 
-        def report(status: Status) -> None:
+        def report(status: "Status") -> None:
             nonlocal last, first
             now = time.monotonic()
             first = status.trips if first is None else first
@@ -48,7 +50,7 @@ def bar(title: str, until: Until, quiet: bool = False) -> Iterator[Callable[[Sta
         progress.update(shown, completed=1.0)
 
 
-def share(status: Status, until: Until) -> float:
+def share(status: "Status", until: "Until") -> float:
     """How far a run has come, by the limit it is nearest to; the accuracy is none, as nobody knows how it will go on."""
     limits = ((status.trips, until.trips), (status.server_steps, until.server_steps), (status.virtual_time, until.virtual_time))
     return max((value / limit for value, limit in limits if limit), default=0.0)

@@ -19,7 +19,11 @@ class windows:
 
     def __post_init__(self) -> None:
         check.number(0, above=True, period=self.period)
-        check.number(0, self.period, above=True, open=self.open)
+        check.number(self.period / 1000, self.period, open=self.open)
+
+    @property
+    def share(self) -> float:
+        return self.open / self.period
 
     @property
     def retry(self) -> float:

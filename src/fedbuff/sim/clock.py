@@ -5,15 +5,18 @@ repeatable. What a trip's end *means* is the server's business.
 """
 
 import heapq
-from collections.abc import Callable
+import math
 from typing import Any
 
+import numpy as np
+
 from fedbuff.core import check
-from fedbuff.core.random import Draw, Stream
+from fedbuff.core.random import Draw, Stream, generator
 from fedbuff.sim.availability import windows
-from fedbuff.sim.timing import factor
+from fedbuff.sim.timing import Sizes, factor, mean_duration, some_factors
 
 ARRIVES, DROPS, TIMES_OUT, WAKES = range(4)
+_PATIENCE = 100_000  # wake-ups in a row with no trip under way
 _NEVER = 1 << 62  # sorts a wake-up behind the trips that end at the same time
 
 
@@ -30,7 +33,7 @@ class Clock:
         self,
         timing: Draw,
         seed: int,
-        examples: Callable[[int], int],
+        examples: Sizes,
         dropout: float = 0.0,
         timeout: float | None = None,
         availability: windows | None = None,
@@ -46,14 +49,15 @@ class Clock:
         self._scaled = hasattr(timing, "factor")
         self._ends: list[tuple[float, int, int]] = []
         self._cancelled: set[int] = set()
+        self._idle = 0
 
     def start(self, trip: int, client: int) -> None:
         """A trip starts now: draw when and how it will end."""
         duration, ending = self._durations[trip], ARRIVES
         if self._scaled:
             duration *= factor(self._timing, self._seed, client, self._examples(client))
-        if not duration >= 0.0:
-            raise ValueError(f"timing {self._timing} drew the duration {duration} for trip {trip}; durations are >= 0")
+        if not 0.0 <= duration < math.inf:
+            raise ValueError(f"timing: {self._timing} drew the duration {duration} for trip {trip}; expected a finite one >= 0")
         if self._dropout and self._fates[trip] < self._dropout:
             duration, ending = duration * self._moments[trip], DROPS
         if self._availability is not None:
@@ -63,6 +67,20 @@ class Clock:
         if self._timeout is not None and duration > self._timeout:
             duration, ending = self._timeout, TIMES_OUT
         heapq.heappush(self._ends, (self.now + duration, trip, ending))
+        self._idle = 0
+
+    def mean_duration(self, clients: int) -> float:
+        """How long a trip by a random client is under way, on average, drop-outs, time-outs and closing windows included."""
+        mean = mean_duration(self._timing, self._seed, clients, self._examples)
+        if not self._dropout and self._timeout is None and self._availability is None:
+            return mean
+        rng = generator(self._seed, "mean time under way")
+        durations = self._timing(rng, 100_000)
+        durations = durations * rng.choice(some_factors(self._timing, self._seed, clients, self._examples), len(durations))
+        durations = np.where(rng.random(len(durations)) < self._dropout, durations * rng.random(len(durations)), durations)
+        if self._availability is not None and self._availability.share < 1:
+            durations = np.minimum(durations, self._availability.open * rng.random(len(durations)))
+        return float(np.minimum(durations, math.inf if self._timeout is None else self._timeout).mean())
 
     def wake(self, at: float) -> None:
         heapq.heappush(self._ends, (at, _NEVER, WAKES))
@@ -73,7 +91,14 @@ class Clock:
     def next(self) -> tuple[float, int, int]:
         """Move on to the next end of a trip, or wake-up: (time, trip, ending)."""
         self.now = self.upcoming()
-        return heapq.heappop(self._ends)
+        end = heapq.heappop(self._ends)
+        if end[2] == WAKES and not self._ends:
+            self._idle += 1
+            if self._idle > _PATIENCE:
+                raise ValueError(
+                    f"nobody was available for any trip up to virtual time {self.now:g}, however often the server looked"
+                )
+        return end
 
     def upcoming(self) -> float:
         """The time that `next` would move to."""

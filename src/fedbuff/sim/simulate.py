@@ -4,6 +4,7 @@ The clock says which trip ends next; its update is trained when it is needed, fr
 says what happens then. Nothing here decides anything about federated learning.
 """
 
+import contextlib
 import math
 import platform
 import resource
@@ -22,6 +23,7 @@ from fedbuff.core.events import CancelTrip, Command, StartTrip, StepTaken, TripF
 from fedbuff.core.random import Draw
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.starting import arrivals
+from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
 from fedbuff.report.folder import Folder
@@ -29,7 +31,7 @@ from fedbuff.report.run import Run, load
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timeline import with_rate
-from fedbuff.sim.timing import Sizes, half_normal, mean_duration
+from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.sim.until import Until
 
@@ -68,7 +70,6 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
-    settings: toml.Table | None = None,
     progress: Callable[[Status], None] | None = None,
 ) -> Run:
     """Run `server` over `task` in virtual time.
@@ -79,34 +80,50 @@ def simulate(
     target            note when this accuracy is first reached, without stopping there (`until` stops)
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints; the result does not depend on it
-    settings          the tables written to settings.toml, if they are not to be read off the arguments
 
-    The same arguments and seed give the same weights and trips, bit for bit, on the same machine.
+    Weights given to the server are where it starts; otherwise the model's own, drawn from the seed. The same arguments and
+    seed give the same weights and trips, bit for bit, on the same machine.
     """
     import torch
 
     from fedbuff.learn.local import initial_weights, one_at_a_time
 
+    check.integer(0, seed=seed)
+    check.number(0, checkpoint_every=checkpoint_every)
+    seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
+    if evaluate_every is not None:
+        check.integer(1, evaluate_every=evaluate_every)
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)
         if task.accuracy is None:
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
-    if evaluate_every is not None:
-        check.integer(1, evaluate_every=evaluate_every)
-    tables = settings if settings is not None else _tables(locals())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a client's batch is too small for more, and one thread sums in one order
-    try:
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(torch.set_num_threads, threads)
         n, sizes = len(task.clients), Sizes(task.examples)
         flat, weights = initial_weights(task, seed)
-        start = with_rate(server.start, timing, seed, n, sizes)
-        in_flight = (
-            start.rate * mean_duration(timing, seed, n, sizes) if isinstance(start, arrivals) and start.rate else start.most()
+        clock = Clock(timing, seed, sizes, dropout, timeout, availability)
+        start = with_rate(server.start, clock, n)
+        in_flight = start.rate * clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
+        tables = describe(
+            dict(task.settings) if task.settings else {"python": {"object": task.name, "clients": n, "weights": len(weights)}},
+            server,
+            client,
+            until,
+            timing,
+            availability,
+            name=algorithm,
+            seed=seed,
+            dropout=dropout,
+            timeout=timeout,
+            evaluate_every=evaluate_every,
+            target=None if target == until.accuracy else target,
         )
         simulation = _Simulation(
-            server=server.bind(weights, n, seed=seed, available=availability, start=start),
-            clock=Clock(timing, seed, sizes, dropout, timeout, availability),
+            server=server.bind(_starting_point(server, weights), n, seed=seed, available=availability, start=start),
+            clock=clock,
             train=one_at_a_time(task, client, seed, flat),
             task=task,
             flat=flat,
@@ -116,7 +133,7 @@ def simulate(
         )
         folder = None
         if out is not None:
-            folder = Folder(Path(out), tables, simulation.disk_needed(), resume)
+            folder = at_the_end.enter_context(Folder(Path(out), tables, simulation.disk_needed(), resume))
             if folder.finished:
                 return load(folder.path)
         simulation.run(folder, checkpoint_every, progress)
@@ -126,8 +143,37 @@ def simulate(
             folder.checkpoint(*simulation.state())
             folder.finish(trips, weights_by_name, simulation.metrics, summary)
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
-    finally:
-        torch.set_num_threads(threads)
+
+
+def describe(
+    task: toml.Table,
+    server: Server,
+    client: LocalSGD,
+    until: Until,
+    timing: Draw,
+    availability: windows | None,
+    **plain: Any,
+) -> toml.Table:
+    """The complete tables of a settings file: every setting, defaults included, None left out."""
+    return {
+        **toml.encode(plain),
+        "task": task,
+        "server": toml.encode({name: getattr(server, name) for name in SETTINGS}),
+        "client": toml.fields_of(client),
+        "timing": toml.encode(timing),
+        **({"availability": toml.fields_of(availability)} if availability else {}),
+        "until": toml.fields_of(until),
+    }
+
+
+def _starting_point(server: Server, drawn: Vector) -> Vector:
+    """The weights given to the server, if they fit the model, else those drawn for it."""
+    given = server.initial_weights
+    if given is None:
+        return drawn
+    if given.shape != drawn.shape:
+        raise ValueError(f"weights: the server has a vector of shape {given.shape}, the task's model {drawn.shape}")
+    return given.astype(drawn.dtype)
 
 
 class _Simulation:
@@ -340,20 +386,3 @@ class _Simulation:
 def _peak_memory_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def _tables(arguments: dict[str, Any]) -> toml.Table:
-    """The arguments of `simulate` as the tables of a settings file."""
-    server, task = arguments["server"], arguments["task"]
-    tables = {"name": arguments["algorithm"]} | {
-        name: arguments[name] for name in ("seed", "dropout", "timeout", "evaluate_every", "target")
-    }
-    return {
-        **{name: value for name, value in tables.items() if value is not None},
-        "task": {"python_object": task.name},
-        "server": {name: toml.encode(getattr(server, name)) for name in SETTINGS if getattr(server, name) is not None},
-        "client": toml.fields_of(arguments["client"]),
-        "timing": toml.encode(arguments["timing"]),
-        **({"availability": toml.fields_of(arguments["availability"])} if arguments["availability"] else {}),
-        "until": toml.fields_of(arguments["until"]),
-    }

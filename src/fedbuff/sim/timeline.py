@@ -6,6 +6,7 @@ It is the simulator's schedule and clock without weights. A million trips take s
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule, arrivals
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
-from fedbuff.sim.timing import Sizes, half_normal, mean_duration
+from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.trips import CANCELLED, DROPPED, LATE, UNUSED, Trips
 
 
@@ -39,20 +40,20 @@ class Timeline:
     outcome: NDArray[np.str_]
 
     def summary(self) -> dict[str, Any]:
-        """Staleness of the updates that were accepted, mean concurrency, and throughput in virtual time.
+        """Staleness of the updates that were accepted; server steps, mean concurrency and throughput in virtual time.
 
-        Concurrency and throughput are taken while trips were still being started: after that the timeline only
-        waits for the last ones.
+        The latter up to the moment when the last of the trips started: after that the timeline only waits for them to end.
         """
         staleness = self.staleness[np.isin(self.outcome, ("used", "unused"))]
-        horizon = float(self.start_time.max()) or float(self.end_time.max()) or 1.0
+        started = float(self.start_time.max())
+        horizon = started or float(self.end_time.max()) or 1.0
         busy = np.minimum(self.end_time, horizon) - self.start_time
         ended = self.end_time <= horizon
         names, counts = np.unique(self.outcome, return_counts=True)
         return {
             "trips": len(self.trip),
-            "server_steps": int(self.end_version.max()),
-            "virtual_time": float(self.end_time.max()),
+            "server_steps": int(self.start_version.max() if started else self.server_step.max()),
+            "virtual_time": horizon,
             "staleness_mean": float(staleness.mean()) if len(staleness) else None,
             "staleness_max": int(staleness.max()) if len(staleness) else None,
             "staleness_p50": float(np.percentile(staleness, 50)) if len(staleness) else None,
@@ -78,7 +79,6 @@ def timeline(
     dropout: float = 0.0,
     timeout: float | None = None,
     availability: windows | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Timeline:
     """The first `trips` trips, each followed to its end (so long ones are not cut off, which would bias the rest).
 
@@ -91,10 +91,12 @@ def timeline(
     9.9
     """
     check.integer(1, trips=trips)
-    n = clients if isinstance(clients, int) else len(clients)
+    check.integer(0, seed=seed)
+    n, seed = int(clients) if isinstance(clients, Integral) else len(clients), int(seed)  # type: ignore[arg-type]
+    check.integer(1, clients=n)
     sizes = Sizes(examples)
-    clock = Clock(timing, seed, sizes, dropout, timeout, availability)
-    schedule = Schedule(with_rate(start, timing, seed, n, sizes), buffer_size, n, seed, availability)
+    clock = Clock(check.plain(timing), seed, sizes, dropout, timeout, availability)
+    schedule = Schedule(with_rate(check.plain(start), clock, n), buffer_size, n, seed, availability)
     table = Trips()
     in_flight, counted = schedule.in_flight, 0
     buffer: list[tuple[int, float]] = []
@@ -132,13 +134,14 @@ def timeline(
                 schedule.ended(trip)
                 table.end(trip, now, schedule.version, DROPPED if ending == DROPS else LATE)
         begin(schedule.start_trips(now))
-        if progress is not None and not table.ended & 0x3FFF:
-            progress(min(counted, trips))
     return Timeline(**table.arrays(trips))
 
 
-def with_rate(start: StartingRule, timing: Draw, seed: int, clients: int, examples: Sizes) -> StartingRule:
-    """`arrivals(concurrency=…)` with the rate that gives it under this timing; any other rule as it is."""
-    if isinstance(start, arrivals) and start.rate is None:
-        return start.at_mean_duration(mean_duration(timing, seed, clients, examples))
-    return start
+def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
+    """`arrivals(concurrency=…)` with the rate that gives it on this clock; any other rule as it is."""
+    if not isinstance(start, arrivals) or start.rate is not None:
+        return start
+    mean = clock.mean_duration(clients)
+    if not mean > 0:
+        raise ValueError(f"start: {start} needs trips that take time; give a rate")
+    return start.at_mean_duration(mean)
