@@ -135,7 +135,20 @@ def test_presets_print_files_that_run(fedbuff, tmp_path):
         (("run", "{settings}", "--out", "{settings}"), "can't write a run"),
         (("run", "{settings}", "--set", "task={leaf={folder='nowhere'}}"), "no such folder"),
         (("run", "{settings}", "--set", "task={python={file='nowhere.py'}}"), "no such file"),
-        (("compare", "{settings}", "--seeds", "a"), "expected integers"),
+        (("compare", "{settings}", "--seeds", "a"), "expected different integers"),
+        (("compare", "{settings}", "--seeds", "0,0"), "expected different integers"),
+        (("compare", "{settings}", "--set", "seed=3"), "takes its seeds from --seeds"),
+        (("compare", "{settings}", "{settings}"), "not all different"),
+        (("run", "{settings}", "--set", "task.digits={test=0}"), "task.digits: test=0.0"),
+        (("run", "{settings}", "--seed", "-1"), "seed=-1: expected an integer >= 0"),
+        (("run", "{settings}", "--checkpoint-every", "nan"), "checkpoint_every=nan"),
+        (
+            ("run", "{settings}", "--set", "server.start.arrivals.concurrency=9", "--set", "timing.constant.value=0"),
+            "give a rate",
+        ),
+        (("timeline", "--set", "timming.half_normal.scale=3"), "did you mean timing?"),
+        (("timeline", "--clients", "0"), "clients=0: expected an integer >= 1"),
+        (("timeline", "--trips", "10", "--out", "{settings}/t.parquet"), "can't write"),
         (("compare", "{settings}", "--algorithms", "fedbuff,fedvag"), "did you mean algorithm.fedavg?"),
         (("timeline", "--trips", "0"), "trips=0: expected an integer >= 1"),
         (("timeline", "--set", "timing.uniform={low=3, high=2}"), "timing.uniform.high=2.0: expected a number > 3"),
@@ -147,6 +160,70 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, settings_fi
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_timeline_keeps_the_files_own_starting_rule(fedbuff, settings_file):
+    """A synchronous file stays synchronous at another concurrency."""
+    how = ("--set", "algorithm={fedavg={concurrency=10}}", "--concurrency", 20, "--trips", 400, "--json")
+    got = json.loads(fedbuff("timeline", settings_file, *how).stdout)
+    assert got["staleness_max"] == 0
+    assert got["server_steps"] == 19
+    at_rate = ("--set", "server.start.arrivals.concurrency=500", "--trips", 20_000, "--json")
+    assert json.loads(fedbuff("timeline", *at_rate).stdout)["concurrency_mean"] == pytest.approx(500, rel=0.05)
+
+
+def test_a_files_own_algorithm_is_compared_as_it_is(settings_file, fedbuff, tmp_path):
+    fedbuff("compare", settings_file, "--algorithms", "fedbuff,fedprox", "--set", "until.trips=40", "--out", "cmp")
+    ours, prox = (fb.load(tmp_path / "cmp" / f"{name}-seed0").settings for name in ("fedbuff", "fedprox"))
+    assert ours["server"]["buffer_size"] == 4
+    assert prox["server"]["start"]["cohort"]["size"] == 20
+    assert prox["client"]["proximal"] == 0.01
+
+
+def test_a_run_made_in_python_can_be_repeated_from_its_folder(fedbuff, tmp_path):
+    task = fb.tasks.synthetic(clients=40, features=6, max_examples=9)
+    server = fb.Server(start=fb.refill(8), buffer_size=4)
+    fb.simulate(
+        server, task, client=fb.LocalSGD(lr=np.float64(0.1)), until=fb.trips(60), seed=np.int64(2), out=tmp_path / "python"
+    )
+    fedbuff("run", tmp_path / "python" / "settings.toml", "--out", tmp_path / "again")
+    for name in ("settings.toml", "trips.parquet", "weights.safetensors"):
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_a_damaged_run_is_one_line(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--out", tmp_path / "run")
+    for name in ("weights.safetensors", "trips.parquet", "summary.json"):
+        whole = (tmp_path / "run" / name).read_bytes()
+        (tmp_path / "run" / name).write_bytes(whole[:40])
+        done = fedbuff("show", tmp_path / "run", code=2)
+        assert "is not a whole run" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        (tmp_path / "run" / name).write_bytes(whole)
+
+
+def test_a_disk_that_fills_up_later_is_one_line_and_the_run_goes_on_afterwards(settings_file, fedbuff, tmp_path):
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_200_000, 1_200_000))
+
+    how = ("run", settings_file, "--set", "until.trips=30000", "--set", "client.lr=0.01", "--checkpoint-every", 0.05)
+    done = fedbuff(*how, "--out", tmp_path / "run", code=2, preexec_fn=small_files)
+    assert "can't write" in done.stderr
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "run" / "checkpoint" / "state.safetensors").exists()
+
+
+def test_files_of_others_in_the_folder_are_left_alone(settings_file, fedbuff, tmp_path):
+    (tmp_path / "run" / "deep").mkdir(parents=True)
+    theirs = [tmp_path / "run" / ".mine.tmp", tmp_path / "run" / "deep" / ".settings.toml.1.tmp"]
+    ours = tmp_path / "run" / ".settings.toml.12345.tmp"
+    for path in (*theirs, ours):
+        path.touch()
+    fedbuff("run", settings_file, "--set", "until.trips=20", "--out", tmp_path / "run")
+    assert all(path.exists() for path in theirs)
+    assert not ours.exists()
 
 
 def test_not_toml_is_one_line_too(fedbuff, tmp_path):

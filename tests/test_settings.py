@@ -5,6 +5,7 @@ import inspect
 import tomllib
 import typing
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,33 @@ def test_what_a_file_spells_out_goes_before_its_preset():
     assert from_tables(changed("algorithm=fedprox", "client.proximal=0.5")).client.proximal == 0.5
 
 
+@pytest.mark.parametrize("first", PRESETS)
+def test_a_preset_named_later_takes_back_the_earlier_one(first):
+    """Also over a complete file, as `fedbuff presets` and every run folder hold: else an algorithm is compared with itself."""
+    complete = from_tables(changed(f"algorithm={first}")).tables()
+    for second in PRESETS:
+        got = from_tables(change(complete, f"algorithm={second}"))
+        if second != first:
+            assert got.tables() == from_tables(changed(f"algorithm={second}")).tables()
+        assert got.name == second
+    kept = from_tables(change(changed("server.weigh=constant"), "algorithm.fedbuff.beta=0.5"))
+    assert kept.server.weigh == fb.constant()
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "trace.csv").write_text("2.0\n")
+    (tmp_path / "deep" / "s.toml").write_text('[timing.per_client]\ntiming.trace.path = "trace.csv"\n')
+    assert settings.read(tmp_path / "deep" / "s.toml")["timing"]["per_client"]["timing"]["trace"]["path"] == str(
+        (tmp_path / "deep" / "trace.csv").resolve()
+    )
+
+
+def test_numpy_numbers_are_written_as_numbers():
+    table = toml.encode(fb.momentum(np.float64(0.5), np.float32(0.25)))
+    assert toml.dumps({"optimizer": table}) == "[optimizer]\nmomentum.lr = 0.5\nmomentum.beta = 0.25\n"
+
+
 def test_another_kind_replaces_and_the_same_kind_is_merged():
     base = {"start": {"cohort": {"size": 5, "over_selection": 0.3}}}
     assert merge(base, {"start": {"refill": {"concurrency": 9}}}) == {"start": {"refill": {"concurrency": 9}}}
@@ -127,11 +155,21 @@ def test_variants_are_the_file_with_their_changes():
         ("client=3", "client = 3: expected a table with lr, epochs"),
         ("client.batch_size=0", "client.batch_size=0"),
         ("timing=gaussian", 'timing = "gaussian": unknown'),
-        ("timing.trace.path=nowhere.csv", "timing.trace.path='nowhere.csv': can't read the trace"),
+        ("timing.trace.path=nowhere.csv", "nowhere.csv': can't read the trace"),
         ("until.accuracy=90", "until.accuracy=90.0: expected a number >= 0 and <= 1"),
         ("task.digit.clients=3", "did you mean task.digits?"),
         ("seed=1.5", "seed = 1.5: expected an integer"),
         ("compare.a.seed=1", "use `fedbuff compare`"),
+        ("server=5", "server = 5: expected a table with start, buffer_size"),
+        ("server.optimizer.adam.beta1=1", "server.optimizer.adam.beta1=1.0: expected a number >= 0 and < 1"),
+        ("timing.lognormal.sigma=2000", "timing.lognormal.sigma=2000.0: expected a number >= 0 and <= 20"),
+        ("timing={per_client={timing={constant={}}, spread=1000}}", "timing.per_client.spread=1000.0"),
+        ("availability={period=1e10, open=1}", "availability.open=1.0: expected a number >= 1e+07 and <= 1e+10"),
+        ("seed=-1", "seed=-1: expected an integer >= 0"),
+        ("dropout=2", "dropout=2.0: expected a number >= 0 and <= 1"),
+        ("timeout=0", "timeout=0.0: expected a number > 0"),
+        ("target=5", "target=5.0: expected a number >= 0 and <= 1"),
+        ("evaluate_every=0", "evaluate_every=0: expected an integer >= 1"),
     ],
 )
 def test_a_wrong_setting_names_key_value_and_what_is_allowed(assignment: str, complaint: str):

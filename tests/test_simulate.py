@@ -7,6 +7,7 @@ import torch
 import fedbuff as fb
 from conftest import same_arrays
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+from fedbuff.report.compare import comparison
 
 CLIENT = fb.LocalSGD(lr=0.2, batch_size=4)
 SERVERS = {
@@ -164,6 +165,92 @@ def test_a_run_in_which_nothing_can_succeed_ends_with_an_error(small_task):
         fb.simulate(
             fb.Server(start=fb.refill(5), buffer_size=2), small_task, client=CLIENT, until=fb.server_steps(1), dropout=1.0
         )
+
+
+def test_a_server_with_weights_starts_from_them(small_task):
+    _, drawn = initial_weights(small_task, 0)
+    server = fb.Server(start=fb.refill(5), buffer_size=2, optimizer=fb.sgd(0.0), weights=np.full_like(drawn, 0.25))
+    got = run(server, small_task, trips=10)
+    assert all((w == 0.25).all() for w in got.weights.values())
+    with pytest.raises(ValueError, match="the task's model"):
+        run(fb.Server(start=fb.refill(5), buffer_size=2, weights=np.zeros(3)), small_task)
+
+
+def test_numpy_numbers_change_nothing(small_task):
+    """A sweep over np.logspace or np.arange gives the same bits as Python's own numbers."""
+    ours = fb.Server(start=fb.refill(5), buffer_size=2, optimizer=fb.momentum(0.5, 0.5))
+    numpys = fb.Server(
+        start=fb.refill(np.int64(5)), buffer_size=np.int64(2), optimizer=fb.momentum(np.float64(0.5), np.float64(0.5))
+    )
+    a = run(ours, small_task, seed=3, timing=fb.per_client(fb.half_normal(1.0)))
+    b = run(numpys, small_task, seed=np.int64(3), timing=fb.per_client(fb.half_normal(np.float64(1.0))))
+    assert same_arrays(a.weights, b.weights)
+    assert a.settings == b.settings
+
+
+def test_an_unbound_server_says_what_it_lacks():
+    for ask in (lambda s: s.weights, lambda s: s.version, lambda s: s.begin()):
+        with pytest.raises(RuntimeError, match="no weights or no clients"):
+            ask(fb.Server(start=fb.refill(5), buffer_size=2))
+
+
+def test_a_restored_server_tells_the_pending_wake_up():
+    """A driver that was restarted does not remember when the next client arrives."""
+    server = fb.Server(weights=np.zeros(2), clients=9, start=fb.arrivals(rate=2.0), buffer_size=1)
+    wake = server.begin()[-1]
+    again = fb.Server(weights=np.zeros(2), clients=9, start=fb.arrivals(rate=2.0), buffer_size=1)
+    assert again.restore(*server.state()) == [wake] == [fb.Wake(0.5)]
+
+
+def test_an_interrupted_run_lets_go_of_its_folder(small_task, tmp_path):
+    """As in a notebook: Ctrl-C, then resume, while the exception is still around."""
+
+    def interrupt(status):
+        if status.trips == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as kept:
+        run(SERVERS["fedbuff"], small_task, out=tmp_path / "run", progress=interrupt, checkpoint_every=0)
+    resumed = run(SERVERS["fedbuff"], small_task, out=tmp_path / "run", resume=True)
+    assert kept.value is not None
+    assert same_arrays(resumed.weights, run(SERVERS["fedbuff"], small_task).weights)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_run_interrupted_again_and_again_ends_the_same(name, small_task, tmp_path):
+    """Every starting rule, with everything that can go wrong, stopped and resumed every 15 trips."""
+    how = {"dropout": 0.1, "timeout": 2.0, "availability": fb.windows(6.0, 3.0), "evaluate_every": 10}
+    whole = run(SERVERS[name], small_task, **how)
+    stops = iter(range(15, 1000, 15))
+    stop = next(stops)
+
+    def interrupt(status):
+        nonlocal stop
+        if status.trips >= stop:
+            stop = next(stops)
+            raise KeyboardInterrupt
+
+    got, interruptions = None, 0
+    while got is None:
+        try:
+            got = run(
+                SERVERS[name], small_task, out=tmp_path / "run", resume=True, progress=interrupt, checkpoint_every=0, **how
+            )
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions >= 7
+    assert same_arrays(got.weights, whole.weights)
+    assert same_arrays(got.trips, whole.trips)
+    assert got.metrics == whole.metrics
+
+
+def test_bounds_are_honest_when_only_some_seeds_arrive(small_task):
+    """Seeds that reached the target count with what they took, the others with all they had."""
+    lucky, unlucky = (run(SERVERS["fedbuff"], small_task, trips=100, target=target) for target in (0.0, 1.0))
+    (row,) = comparison({"ours": [lucky, unlucky]})
+    assert row["trips"] is None
+    assert row["trips_limit"] == 50
+    assert row["reached"] == 1
 
 
 def test_versions_are_dropped_when_no_trip_needs_them(small_task):

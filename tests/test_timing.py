@@ -11,6 +11,8 @@ from scipy import stats
 
 import fedbuff as fb
 from fedbuff.core.random import Stream, generator, unit
+from fedbuff.core.schedule import Schedule
+from fedbuff.sim.clock import WAKES, Clock
 from fedbuff.sim.timing import Sizes, mean_duration
 
 PLAIN = {
@@ -174,6 +176,62 @@ def test_slots_wait_while_nobody_is_there():
         start=fb.refill(2), buffer_size=1, timing=fb.constant(0.5), clients=3, trips=50, availability=fb.windows(24.0, 2.4)
     )
     assert (t.outcome == "used").sum() > 25
+
+
+def test_looking_for_somebody_does_not_multiply():
+    """However many events find a slot they can't fill, one wake-up is pending."""
+    window = fb.windows(24.0, 2.4)
+    schedule, clock = Schedule(fb.refill(100), 5, 500, 0, window), Clock(fb.exponential(1.0), 0, Sizes(), availability=window)
+    started = schedule.begin(0.0)
+    for _ in range(2000):
+        for trip in started:
+            clock.start(trip, schedule.in_flight[trip][0])
+        at = schedule.wake()
+        if at is not None:
+            clock.wake(at)
+        assert sum(ending == WAKES for _, _, ending in clock.state()["ends"]) <= 1
+        now, trip, ending = clock.next()
+        if ending != WAKES:
+            schedule.ended(trip)
+        started = schedule.start_trips(now)
+
+
+def test_many_clients_who_are_mostly_away_still_fill_the_slots():
+    t = fb.timeline(
+        start=fb.refill(20),
+        buffer_size=5,
+        timing=fb.constant(0.01),
+        clients=200_000,
+        trips=200,
+        availability=fb.windows(24.0, 0.24),
+    )
+    assert t.summary()["concurrency_mean"] == pytest.approx(20, rel=0.01)
+
+
+def test_nobody_ever_there_is_an_error():
+    class Closed(fb.windows):
+        def __call__(self, client, time):
+            return False
+
+    with pytest.raises(ValueError, match="nobody was available"):
+        fb.timeline(start=fb.refill(2), buffer_size=1, clients=3, trips=5, availability=Closed(24.0, 12.0))
+
+
+@pytest.mark.parametrize("how", [{"dropout": 0.5}, {"timeout": 0.5}, {"availability": fb.windows(24.0, 2.0)}])
+def test_arrivals_keep_their_concurrency_whatever_goes_wrong(how):
+    t = fb.timeline(
+        start=fb.arrivals(concurrency=100), buffer_size=10, timing=fb.exponential(1.0), clients=20_000, trips=20_000, **how
+    )
+    assert t.summary()["concurrency_mean"] == pytest.approx(100, rel=0.05)
+
+
+def test_the_summary_of_a_timeline_ends_when_its_last_trip_starts():
+    """Heavy tails: waiting for the last trip to end is not part of what is measured."""
+    t = fb.timeline(start=fb.refill(100), buffer_size=10, timing=fb.pareto(1.5), clients=5000, trips=20_000)
+    assert t.summary()["server_steps"] == pytest.approx(2000, rel=0.02)
+    assert t.summary()["virtual_time"] == t.start_time.max()
+    rounds = fb.timeline(start=fb.cohort(10), buffer_size=10, clients=50, trips=10)
+    assert rounds.summary()["server_steps"] == 1
 
 
 def test_mean_duration_counts_the_clients_in():

@@ -60,8 +60,8 @@ def make_writable_folder(folder: Path, needed: int) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with probe.open("wb") as f:
-            for _ in range(-(-needed // _MEGABYTE)):
-                f.write(bytes(_MEGABYTE))  # really written: some file systems promise space they don't have
+            for written in range(0, needed, _MEGABYTE):
+                f.write(bytes(min(_MEGABYTE, needed - written)))  # some file systems promise space they don't have
             f.flush()
             os.fsync(f.fileno())
     except OSError as e:
