@@ -5,8 +5,8 @@ A preset takes the client's local training and returns (server, client), as some
     server, client = fb.presets.fedprox(fb.LocalSGD(lr=0.1), concurrency=100, mu=0.01)
     fb.simulate(server, task, client=client, …)
 
-`concurrency` means the same in all: trips in flight. For the synchronous ones that is the cohort, over-selection included
-on top. In a settings file: `[algorithm.fedprox]`.
+`concurrency` is the number of trips in flight; for the synchronous ones, of those wanted per server step, and what
+over-selection starts comes on top. In a settings file: `[algorithm.fedprox]`.
 """
 
 from dataclasses import replace

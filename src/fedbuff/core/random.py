@@ -53,13 +53,13 @@ class Stream:
 
     def __init__(self, seed: int, purpose: str, draw: Draw = uniforms) -> None:
         self._seed, self._purpose, self._draw = seed, purpose, draw
-        self._number = -1
+        self._first = -_BLOCK  # the index of the first number in the block
         self._block: list[float] = []
 
     def __getitem__(self, index: int) -> float:
-        number, offset = divmod(index, _BLOCK)
-        if number != self._number:
+        offset = index - self._first
+        if not 0 <= offset < _BLOCK:
+            number, offset = divmod(index, _BLOCK)
             drawn = self._draw(generator(self._seed, self._purpose, number), _BLOCK)
-            self._block = np.asarray(drawn, dtype=np.float64).tolist()
-            self._number = number
+            self._block, self._first = np.asarray(drawn, dtype=np.float64).tolist(), number * _BLOCK
         return self._block[offset]

@@ -83,18 +83,19 @@ class Schedule:
         for _ in range(self.start.wanted(len(self.in_flight), len(self.buffered), arrived)):
             client = self._choose(time)
             if client is None:
-                if (
-                    self.available is not None
-                    and self._next_arrival is None
-                    and (self._retry_at is None or self._retry_at <= time)
-                ):
-                    self._retry_at = self._wake = time + self.available.retry
+                self._look_again(time)
                 break
             self._busy.add(client)
             self.in_flight[self.started] = (client, self.version)
             trips.append(self.started)
             self.started += 1
         return trips
+
+    def _look_again(self, time: float) -> None:
+        """Nobody could start: ask for a wake-up, unless clients come by themselves or one is pending."""
+        pending = self._retry_at is not None and self._retry_at > time
+        if self.available is not None and self._next_arrival is None and not pending:
+            self._retry_at = self._wake = time + self.available.retry
 
     def wake(self) -> float | None:
         """When to call `start_trips` again even if nothing happens; told once."""
@@ -128,10 +129,13 @@ class Schedule:
         n, busy, available = self.clients, self._busy, self.available
         if len(busy) >= n:
             return None
+        client = int(self._draw() * n)
+        if available is None and client not in busy:  # nearly always
+            return client
         for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):
-            client = int(self._draw() * n)
             if client not in busy and (available is None or available(client, time)):
                 return client
+            client = int(self._draw() * n)
         if available is not None and n > _MANY:
             return None
         free = [c for c in _not_in(busy, n) if available is None or available(c, time)]

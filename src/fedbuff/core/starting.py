@@ -1,7 +1,7 @@
 """Starting rules: when do trips start? Together with the buffer size they make every algorithm of the paper.
 
-A rule is a pair of functions: how many trips to start now, and when the next client arrives by itself (if
-clients do). It says nothing about who starts: clients are chosen at random among those who are free.
+A rule says how many trips to start now, and when the next client arrives by itself (if clients do). It says nothing about
+who starts: clients are chosen at random among those who are free.
 """
 
 import math

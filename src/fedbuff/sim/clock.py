@@ -90,8 +90,10 @@ class Clock:
 
     def next(self) -> tuple[float, int, int]:
         """Move on to the next end of a trip, or wake-up: (time, trip, ending)."""
-        self.now = self.upcoming()
+        if self._cancelled or not self._ends:
+            self.upcoming()
         end = heapq.heappop(self._ends)
+        self.now = end[0]
         if end[2] == WAKES and not self._ends:
             self._idle += 1
             if self._idle > _PATIENCE:

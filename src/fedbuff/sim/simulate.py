@@ -359,7 +359,7 @@ class _Simulation:
         return {
             "stopped_by": self.stopped_by(),
             "trips": self.trips.ended,
-            "in_flight": len(self.trips.outcome) - self.trips.ended,
+            "in_flight": len(self.trips) - self.trips.ended,
             "server_steps": self.server.version,
             "virtual_time": self.until.virtual_time
             if (self.stopped_by() or "").startswith("reached virtual")

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 OUTCOMES = ("used", "dropped", "late", "failed", "cancelled", "unused")
 USED, DROPPED, LATE, FAILED, CANCELLED, UNUSED = range(6)
 _IN_FLIGHT = 255
+_BLANKS = {"end_time": -1.0, "end_version": -1, "weight": 0.0, "server_step": -1, "outcome": _IN_FLIGHT}
+_BLOCK = 4096
 _COLUMNS = ("client", "examples", "start_time", "end_time", "start_version", "end_version", "weight", "server_step", "outcome")
 
 
@@ -19,23 +21,23 @@ class Trips:
     """
 
     def __init__(self) -> None:
-        self.client, self.examples = array("q"), array("q")
-        self.start_time, self.end_time = array("d"), array("d")
-        self.start_version, self.end_version = array("q"), array("q")
-        self.weight, self.server_step = array("d"), array("q")
+        self.client, self.examples, self.start_time, self.start_version = array("q"), array("q"), array("d"), array("q")
+        # what is known at the end is there from the start, in blocks of blanks: half the work per trip
+        self.end_time, self.end_version, self.weight, self.server_step = array("d"), array("q"), array("d"), array("q")
         self.outcome = array("B")  # an index into OUTCOMES
         self.ended = 0
 
+    def __len__(self) -> int:
+        return len(self.client)
+
     def started(self, client: int, examples: int, time: float, version: int) -> None:
+        if len(self.client) == len(self.outcome):
+            for name, blank in _BLANKS.items():
+                getattr(self, name).extend([blank] * _BLOCK)
         self.client.append(client)
         self.examples.append(examples)
         self.start_time.append(time)
-        self.end_time.append(-1.0)
         self.start_version.append(version)
-        self.end_version.append(-1)
-        self.weight.append(0.0)
-        self.server_step.append(-1)
-        self.outcome.append(_IN_FLIGHT)
 
     def end(self, trip: int, time: float, version: int, outcome: int) -> None:
         self.end_time[trip] = time
@@ -50,7 +52,8 @@ class Trips:
 
     def arrays(self, trips: int | None = None) -> dict[str, NDArray[Any]]:
         """The trips that ended, of the first `trips` or of all, as arrays named like the columns of trips.parquet."""
-        all_rows = {name: np.array(getattr(self, name)[:trips]) for name in _COLUMNS}
+        first = len(self) if trips is None else min(trips, len(self))
+        all_rows = {name: np.array(getattr(self, name)[:first]) for name in _COLUMNS}
         rows = np.flatnonzero(all_rows["outcome"] != _IN_FLIGHT)
         c = {name: column[rows] for name, column in all_rows.items()}
         return {
@@ -63,7 +66,7 @@ class Trips:
         }
 
     def state(self) -> dict[str, NDArray[Any]]:
-        return {f"trips.{name}": np.array(getattr(self, name)) for name in _COLUMNS}
+        return {f"trips.{name}": np.array(getattr(self, name)[: len(self)]) for name in _COLUMNS}
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
         for name in _COLUMNS:
