@@ -50,13 +50,14 @@ def curves(runs: Mapping[str, Sequence[Run]], metric: str = "accuracy", against:
         raise ValueError("plots need matplotlib: pip install 'fedbuff[plot]'") from e
     figure = Figure(figsize=(7.2, 4.4), layout="constrained", dpi=150)
     axes = figure.add_subplot()
-    for (name, group), colour in zip(runs.items(), _cycle(len(runs)), strict=True):
+    for i, (name, group) in enumerate(runs.items()):
+        colour, style = COLOURS[i % len(COLOURS)], "-" if i < 4 else "--"  # dashes, as the fifth may lie on the fourth
         lines = [_line(run, metric, against) for run in group]
         x = np.unique(np.concatenate([xs for xs, _ in lines]))
         x = x[x <= max(xs[-1] for xs, _ in lines)]
         # a run that has stopped keeps its last value, so that the mean does not jump when one seed ends
         y = np.stack([np.interp(x, xs, ys) for xs, ys in lines])
-        axes.plot(x, y.mean(0), color=colour, label=name, linewidth=1.8)
+        axes.plot(x, y.mean(0), color=colour, label=name, linewidth=1.8, linestyle=style)
         if len(lines) > 1:
             axes.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.15, linewidth=0)
     targets = {run.summary["target"] for group in runs.values() for run in group} - {None}
@@ -88,7 +89,3 @@ def _line(run: Run, metric: str, against: str) -> tuple[Any, Any]:
 
 def _split(runs: Mapping[str, Sequence[Run]]) -> str:
     return str(next(iter(runs.values()))[0].metrics[0]["split"])
-
-
-def _cycle(n: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(n)]
