@@ -258,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
         sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
         sub.add_argument(
-            "--checkpoint-every", type=float, default=30.0, metavar="SECONDS", help="real time between checkpoints (30)"
+            "--checkpoint-every", type=float, default=10.0, metavar="SECONDS", help="real time between checkpoints (10)"
         )
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress bar")

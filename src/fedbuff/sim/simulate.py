@@ -69,7 +69,7 @@ def simulate(
     algorithm: str = "custom",
     out: str | Path | None = None,
     resume: bool = False,
-    checkpoint_every: float = 30.0,
+    checkpoint_every: float = 10.0,
     progress: Callable[[Status], None] | None = None,
 ) -> Run:
     """Run `server` over `task` in virtual time.
@@ -79,7 +79,7 @@ def simulate(
     evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight
     target            note when this accuracy is first reached, without stopping there (`until` stops)
     out               the run folder; with `resume`, go on with the run it holds
-    checkpoint_every  seconds (of real time) between checkpoints; the result does not depend on it
+    checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
 
     Weights given to the server are where it starts; otherwise the model's own, drawn from the seed. The same arguments and
     seed give the same weights and trips, bit for bit, on the same machine.
@@ -211,7 +211,7 @@ class _Simulation:
             self.restore(*saved)
         if folder:
             folder.rewrite_metrics(self.metrics)
-        written, last = len(self.metrics), time.monotonic()
+        written, due = len(self.metrics), time.monotonic() + checkpoint_every
         while self.stopped_by() is None:
             self.advance()
             if progress:
@@ -219,9 +219,10 @@ class _Simulation:
             if folder and len(self.metrics) > written:
                 folder.append_metrics(self.metrics[written:])
                 written = len(self.metrics)
-            if folder and time.monotonic() - last >= checkpoint_every:
+            if folder and (now := time.monotonic()) >= due:
                 folder.checkpoint(*self.state())
-                last = time.monotonic()
+                cost = time.monotonic() - now
+                due = now + cost + max(checkpoint_every, 20 * cost)  # at most a twentieth of the time
         if self.metrics[-1]["server_steps"] != self.server.version:
             self.evaluate()
 
