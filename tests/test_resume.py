@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import command
-from fedbuff.report.files import lock
+from fedbuff.report.files import FolderError, lock, write_atomically, write_text
 
 SYNCHRONOUS = ("server.start.cohort={size=16,over_selection=0.25}", "server.buffer_size=16", "dropout=0.1")
 
@@ -54,6 +54,25 @@ def test_a_run_killed_again_and_again_ends_the_same(kills, changes, settings_fil
             del summary[real]
     assert summaries[0] == summaries[1]
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_a_file_is_replaced_and_never_overwritten(tmp_path):
+    """Whoever is killed while writing leaves the old file whole: the new one is a file of its own until it is complete."""
+    path = tmp_path / "state.json"
+    write_text(path, "old")
+    with path.open() as still_open:
+        write_text(path, "new")
+        assert still_open.read() == "old"
+    assert path.read_text() == "new"
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(FolderError, match="No space left"):
+        write_atomically(path, fail)
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_damaged_checkpoint_is_named(settings_file, fedbuff, tmp_path):

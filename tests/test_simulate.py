@@ -84,6 +84,34 @@ def test_a_cohort_of_everyone_is_plain_fedavg(small_task):
     assert np.concatenate([a.ravel() for a in got.weights.values()]) == pytest.approx(w, abs=1e-5)
 
 
+def test_every_trip_trains_from_the_version_it_started_on(small_task):
+    """An asynchronous run replayed from its table of trips: w ← w − η_g / K Σ s(τ_i) Δ_i, Δ_i from the version at its start."""
+    k, lr = 3, 0.8
+    server = fb.Server(start=fb.refill(10), buffer_size=k, weigh=fb.polynomial(0.5), optimizer=fb.sgd(lr))
+    got = run(server, small_task, trips=90, seed=6)
+    assert got.summary["staleness_max"] >= 4
+    flat, w = initial_weights(small_task, 6)
+    train = one_at_a_time(small_task, CLIENT, 6, flat)
+    versions, t = [w], got.trips
+    for step in range(1, got.summary["server_steps"] + 1):
+        rows = np.flatnonzero(t["server_step"] == step)
+        assert len(rows) == k
+        jobs = [Job(int(t["trip"][i]), int(t["client"][i]), versions[t["start_version"][i]]) for i in rows]
+        scales = [(1 + step - 1 - t["start_version"][i]) ** -0.5 for i in rows]
+        assert t["weight"][rows] == pytest.approx(scales)
+        versions.append(versions[-1] - lr * sum(s * update for s, update in zip(scales, train(jobs), strict=True)) / k)
+    final = np.concatenate([a.ravel() for a in got.weights.values()])
+    assert final == pytest.approx(versions[-1], abs=1e-5)
+    assert abs(final - versions[0]).max() > 0.01
+
+
+def test_evaluations_come_as_often_as_asked(small_task):
+    got = run(fb.Server(start=fb.refill(5), buffer_size=1), small_task, trips=60, evaluate_every=20)
+    assert [m["trips"] for m in got.metrics] == [0, 20, 40, 60]
+    by_default = run(fb.Server(start=fb.refill(15), buffer_size=1), small_task, trips=60)
+    assert [m["trips"] for m in by_default.metrics] == [0, 15, 30, 45, 60]
+
+
 def test_one_trip_at_a_time_is_sequential_sgd():
     """M = K = 1, s = 1, one local step on one example: centralised SGD over the same examples in the same order."""
     rng = np.random.default_rng(0)
@@ -219,7 +247,7 @@ def test_an_interrupted_run_lets_go_of_its_folder(small_task, tmp_path):
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_run_interrupted_again_and_again_ends_the_same(name, small_task, tmp_path):
     """Every starting rule, with everything that can go wrong, stopped and resumed every 15 trips."""
-    how = {"dropout": 0.1, "timeout": 2.0, "availability": fb.windows(6.0, 3.0), "evaluate_every": 10}
+    how = {"dropout": 0.1, "timeout": 2.0, "availability": fb.windows(12.0, 1.0), "evaluate_every": 10, "target": 0.3}
     whole = run(SERVERS[name], small_task, **how)
     stops = iter(range(15, 1000, 15))
     stop = next(stops)
@@ -242,6 +270,8 @@ def test_a_run_interrupted_again_and_again_ends_the_same(name, small_task, tmp_p
     assert same_arrays(got.weights, whole.weights)
     assert same_arrays(got.trips, whole.trips)
     assert got.metrics == whole.metrics
+    real = ("wall_seconds", "trips_per_second", "peak_memory_mb")
+    assert {k: v for k, v in got.summary.items() if k not in real} == {k: v for k, v in whole.summary.items() if k not in real}
 
 
 def test_bounds_are_honest_when_only_some_seeds_arrive(small_task):
