@@ -180,6 +180,15 @@ def test_a_files_own_algorithm_is_compared_as_it_is(settings_file, fedbuff, tmp_
     assert prox["client"]["proximal"] == 0.01
 
 
+def test_an_algorithm_that_a_file_names_and_spells_out_keeps_its_settings(settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--set", "until.trips=40", "--out", tmp_path / "run")
+    how = ("compare", tmp_path / "run" / "settings.toml", "--algorithms", "fedbuff,fedavg", "--out", "cmp")
+    fedbuff(*how)
+    assert fb.load(tmp_path / "cmp" / "fedbuff-seed0").settings["server"]["buffer_size"] == 4
+    assert "2 of 2 runs were finished before" in fedbuff(*how).stdout
+    assert "is not a run folder" in fedbuff("show", tmp_path / "cmp", code=2).stderr
+
+
 def test_a_run_made_in_python_can_be_repeated_from_its_folder(fedbuff, tmp_path):
     task = fb.tasks.synthetic(clients=40, features=6, max_examples=9)
     server = fb.Server(start=fb.refill(8), buffer_size=4)

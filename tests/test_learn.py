@@ -189,6 +189,18 @@ def test_a_binary_task_with_one_output_is_judged_by_its_sign():
     assert evaluate(task, flat, np.array([1.0, 0.0], np.float32))["validation"]["accuracy"] == pytest.approx(2 / 3)
 
 
+def test_a_regression_gets_no_invented_accuracy():
+    x = np.ones((4, 3))
+    task = fb.Task(
+        model=lambda: torch.nn.Linear(3, 1),
+        loss=torch.nn.functional.mse_loss,
+        clients=[(x, x[:, :1] * 7)],
+        evaluate=(x, x[:, :1] * 7),
+    )
+    with pytest.raises(ValueError, match="accuracy=None"):
+        fb.simulate(fb.Server(start=fb.refill(1), buffer_size=1), task, client=fb.LocalSGD(lr=0.1), until=fb.trips(2))
+
+
 def test_a_task_without_accuracy_has_only_a_loss():
     task = fb.Task(
         model=lambda: torch.nn.Linear(3, 1),

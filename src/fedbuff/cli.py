@@ -66,6 +66,7 @@ def compare(args: argparse.Namespace) -> None:
         for name, table in tables.items()
         for seed in seeds
     ]
+    reused = sum((out / f"{name}-seed{seed}" / "summary.json").exists() for name, seed, _ in experiments)
     runs: dict[str, list[Run]] = {}
     for name, seed, experiment in experiments:  # all settings are checked by now, before the first run starts
         runs.setdefault(name, []).append(_run_one(experiment, out / f"{name}-seed{seed}", args, resume=True))
@@ -78,6 +79,8 @@ def compare(args: argparse.Namespace) -> None:
         return
     header, body = cells(rows)
     _print_table(header, body, f"mean ± std over seeds {', '.join(map(str, seeds))}")
+    if reused:
+        print(f"{reused} of {len(experiments)} runs were finished before and not run again; remove {out} to run them anew")
     print(f"runs and tables in {out}" + "".join(f"\nplot: {path}" for path in plots))
 
 
@@ -172,7 +175,9 @@ def _variants(args: argparse.Namespace) -> dict[str, Table]:
             raise SettingsError("--algorithms goes with one SETTINGS.toml")
         tables = {key: value for key, value in files[0][1].items() if key != "compare"}
         changes = {name: {"algorithm": {name: {"concurrency": _concurrency(tables)}}} for name in args.algorithms.split(",")}
-        return {name: {**settings.layer(tables, change), "name": name} for name, change in changes.items()}
+        # an algorithm that the file itself spells out, by name, is compared as the file has it
+        as_it_is = tables.get("name") if "algorithm" not in tables else None
+        return {n: tables if n == as_it_is else {**settings.layer(tables, c), "name": n} for n, c in changes.items()}
     found: list[tuple[str, Table]] = []
     for stem, tables in files:
         found += settings.variants(tables).items() if "compare" in tables else [(stem, {**tables, "name": stem})]
@@ -276,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", default="0", metavar="0,1,2")
     running(sub)
 
-    sub = commands.add_parser("demo", help="FedBuff against its rivals on real data, in about a minute.")
+    sub = commands.add_parser("demo", help="FedBuff against its rivals on real data, in about two minutes.")
     sub.set_defaults(command=compare, settings=[DEMO], algorithms=None)
     sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
     running(sub)

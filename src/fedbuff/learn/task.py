@@ -14,6 +14,8 @@ def most_likely(output: "torch.Tensor", label: "torch.Tensor") -> "torch.Tensor"
     """Which examples a classifier got right: by its largest output, or by the sign of its only one."""
     if output.ndim > 1 and output.shape[-1] > 1:
         return output.argmax(-1) == label
+    if not bool(((label == 0) | (label == 1)).all()):
+        raise ValueError("accuracy: the labels are not 0 or 1; give the Task accuracy=None, or a function of your own")
     return (output.reshape(label.shape) > 0) == (label > 0.5)
 
 

@@ -74,7 +74,9 @@ def load(folder: str | Path) -> Run:
 
     path = Path(folder)
     if not (path / "summary.json").is_file():
-        what = "has no summary.json: the run is not finished (go on with --resume)" if path.is_dir() else "does not exist"
+        unfinished = "has no summary.json: the run is not finished (go on with --resume)"
+        known = (path / "settings.toml").is_file()
+        what = unfinished if known else "is not a run folder" if path.is_dir() else "does not exist"
         raise FolderError(f"{path} {what}")
     try:
         return Run(
