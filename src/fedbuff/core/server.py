@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbuff.core import check
+from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.events import (
     CancelTrip,
     Command,
@@ -27,7 +28,7 @@ from fedbuff.core.events import (
     Wake,
     Woke,
 )
-from fedbuff.core.optimizers import Optimizer, State, sgd
+from fedbuff.core.optimizers import Optimizer, sgd
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
@@ -87,9 +88,7 @@ class Server:
             self.clients = _different(range(int(clients)) if isinstance(clients, Integral) else clients)  # type: ignore[arg-type]
             self._schedule = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available)
             self._versions = Versions({0: w}, newest=0)
-            self._optimizer_state: State = self.optimizer.init(w)
-            self._sum: Vector = np.zeros_like(w)  # Δ̄
-            self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
+            self._aggregation = Aggregation(w, self.optimizer, mixing)
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
 
     def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
@@ -138,16 +137,10 @@ class Server:
         weight = float(self.weigh(staleness))
         if not 0.0 <= weight < np.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.mixing:
-                update = self.weights - self.versions[start_version] + update  # w − y_i
-            total = self._sum + (weight * examples) * update  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
-        if not np.isfinite(total).all():
-            finite = np.isfinite(update).all()
-            return self._rejected(event, "the update overflows the buffer" if finite else "the update is not finite")
-
-        self._sum = total
-        self._count += examples
+        with np.errstate(over="ignore", invalid="ignore"):  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
+            refused = self._aggregation.add(update, weight, examples, self.versions[start_version])
+        if refused:
+            return self._rejected(event, refused)
         self._buffer.append((int(event.trip), staleness, weight))
         self.versions.release(start_version)
         self._book.arrived(int(event.trip))  # k ← k + 1
@@ -158,17 +151,14 @@ class Server:
         return commands + self._start_trips(event.time)
 
     def _step(self) -> list[Command]:
-        mean = self._sum / self._count  # Δ̄ ← Δ̄ / K
         trips, staleness, weights = zip(*self._buffer, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # too large a learning rate is for the caller to notice
-            w, self._optimizer_state = self.optimizer.step(
-                self.weights, mean, self._optimizer_state, max(staleness)
-            )  # w ← w − η_g Δ̄
+            w = self._aggregation.step(max(staleness))  # w ← w − η_g Δ̄ / K,  Δ̄ ← 0
         cancelled = self._book.step()  # t ← t + 1
         for _, version in cancelled:
             self.versions.release(version)
-        self.versions.add(w.astype(self.weights.dtype, copy=False))
-        self._sum, self._count, self._buffer = np.zeros_like(self.weights), 0, []  # Δ̄ ← 0, k ← 0
+        self.versions.add(w)
+        self._buffer = []  # k ← 0
         return [StepTaken(self.version, trips, staleness, weights), *(CancelTrip(trip) for trip, _ in cancelled)]
 
     def _rejected(self, event: UpdateArrived, reason: str) -> list[Command]:
@@ -212,9 +202,9 @@ class Server:
 
     def state(self) -> tuple[dict[str, Vector], dict[str, Any]]:
         """Everything `restore` needs to go on bit for bit: arrays, and facts ready for JSON."""
-        arrays = {"buffer": self._sum, **{f"optimizer.{name}": a for name, a in self._optimizer_state.items()}}
+        arrays, facts = self._aggregation.state()
         arrays |= {f"version.{version}": self.versions[version] for version in self.versions}
-        return arrays, {"schedule": self._book.state(), "buffer": self._buffer, "count": self._count}
+        return arrays, {"schedule": self._book.state(), "buffer": self._buffer, **facts}
 
     def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> list[Command]:
         """Take over the state of a server with the same settings, in place of `begin`.
@@ -223,9 +213,9 @@ class Server:
         """
         self._book.restore(facts["schedule"])
         held = [version for _, version in self._book.in_flight.values()]
-        self._versions = Versions({int(v): w for v, w in _under("version.", arrays).items()}, self.version, held)
-        self._optimizer_state = _under("optimizer.", arrays)
-        self._sum, self._count = arrays["buffer"], facts["count"]
+        weights = {int(name.removeprefix("version.")): w for name, w in arrays.items() if name.startswith("version.")}
+        self._versions = Versions(weights, self.version, held)
+        self._aggregation.restore(self.weights, arrays, facts)
         self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
         self._begun = True
         return self._orders([])
@@ -291,7 +281,3 @@ def _different(clients: Sequence[Hashable]) -> Sequence[Hashable]:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _under(prefix: str, arrays: dict[str, Vector]) -> dict[str, Vector]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Evaluation of a version on held-out examples."""
+"""Evaluation of a version on held-out examples, a block of rows at a time so that it can be shared out."""
 
 import torch
 
@@ -6,21 +6,22 @@ from fedbuff.core.versions import Vector
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.task import Task
 
-_ROWS = 2048
+ROWS = 2048
 
 
-def evaluate(task: Task, flat: Flat, weights: Vector) -> dict[str, dict[str, float]]:
-    """Loss and accuracy on every split; the accuracy is left out where the task has none."""
+def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
+    """On the `ROWS` examples of a split from `start` on: the sum of losses, how many are right, how many there are."""
+    inputs, labels = task.splits[split]
+    x, y = (as_tensor(part[start : start + ROWS], like=flat.vector) for part in (inputs, labels))
     flat.load(weights)
     flat.module.eval()
-    results = {}
     with torch.no_grad():
-        for split, (inputs, labels) in task.splits.items():
-            x, y = as_tensor(inputs, like=flat.vector), as_tensor(labels, like=flat.vector)
-            loss, right = 0.0, 0
-            for rows_x, rows_y in zip(torch.split(x, _ROWS), torch.split(y, _ROWS), strict=True):
-                output = flat.module(rows_x)
-                loss += float(task.loss(output, rows_y)) * len(rows_y)
-                right += int(task.accuracy(output, rows_y).sum()) if task.accuracy else 0
-            results[split] = {"loss": loss / len(y)} | ({"accuracy": right / len(y)} if task.accuracy else {})
-    return results
+        output = flat.module(x)
+        loss = float(task.loss(output, y)) * len(y)
+        return loss, int(task.accuracy(output, y).sum()) if task.accuracy else 0, len(y)
+
+
+def combine(blocks: list[tuple[float, int, int]], accuracy: bool) -> dict[str, float]:
+    """Loss and accuracy over blocks, summed in their order."""
+    loss, right, rows = (sum(parts) for parts in zip(*blocks, strict=True))
+    return {"loss": loss / rows} | ({"accuracy": right / rows} if accuracy else {})

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
 _MEGABYTE = 1 << 20
 _LEFT_OVER = re.compile(r"\.(space|[a-z]+\.(toml|jsonl|json|parquet|safetensors))\.\d+\.tmp")  # by a process that was killed
@@ -48,10 +49,16 @@ def lock(folder: Path) -> IO[bytes]:
     except OSError as e:
         held.close()
         raise FolderError(f"{folder} is in use by another process") from e
+    _locks.add(held)
     for left in (*folder.iterdir(), *(folder / "checkpoint").glob("*")):
         if _LEFT_OVER.fullmatch(left.name):
             left.unlink(missing_ok=True)
     return held
+
+
+_locks: WeakSet[IO[bytes]] = WeakSet()
+# a forked worker that outlives its killed parent for a moment must not keep the folder locked
+os.register_at_fork(after_in_child=lambda: [held.close() for held in _locks])
 
 
 def make_writable_folder(folder: Path, needed: int) -> None:

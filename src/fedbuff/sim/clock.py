@@ -114,7 +114,7 @@ class Clock:
         return ends[0][0]
 
     def state(self) -> dict[str, Any]:
-        return {"now": self.now, "ends": self._ends, "cancelled": sorted(self._cancelled)}
+        return {"now": self.now, "ends": list(self._ends), "cancelled": sorted(self._cancelled)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.now, self._cancelled = state["now"], set(state["cancelled"])

@@ -1,25 +1,25 @@
-"""The simulator: the server, the virtual clock and local training, played together.
+"""The simulator: the plan, training and the server's aggregation, played together.
 
-The clock says which trip ends next; its update is trained when it is needed, from the version it started on; the server
-says what happens then. Nothing here decides anything about federated learning.
+The plan runs ahead and says which trips make each server step; `Ahead` has their updates trained in bulk; each step is
+then taken in virtual order. Nothing here decides anything about federated learning.
 """
 
 import contextlib
 import math
+import os
 import platform
-import resource
-import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbuff import toml
 from fedbuff.core import check
-from fedbuff.core.events import CancelTrip, Command, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Wake, Woke
+from fedbuff.core.aggregate import Aggregation, finite
 from fedbuff.core.random import Draw
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.starting import arrivals
@@ -28,18 +28,16 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
+from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.availability import windows
-from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
-from fedbuff.sim.timeline import with_rate
+from fedbuff.sim.memory import own_peak_mb, together_mb
+from fedbuff.sim.plan import Plan, Step
+from fedbuff.sim.pool import Block, Here, Pool
 from fedbuff.sim.timing import Sizes, half_normal
-from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.sim.until import Until
+from fedbuff.sim.workers import Workers, can_fork, cores
 
-if TYPE_CHECKING:
-    from fedbuff.learn.flat import Flat
-    from fedbuff.learn.local import Train
-
-_HOPELESS = 20_000  # so many trips in a row without a server step, and nothing will come of it
+_DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ def simulate(
     resume: bool = False,
     checkpoint_every: float = 10.0,
     progress: Callable[[Status], None] | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Run `server` over `task` in virtual time.
 
@@ -80,16 +79,20 @@ def simulate(
     target            note when this accuracy is first reached, without stopping there (`until` stops)
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
+    workers           processes that train, by default one for each core; with 1, this process; the result is the same
 
     Weights given to the server are where it starts; otherwise the model's own, drawn from the seed. The same arguments and
     seed give the same weights and trips, bit for bit, on the same machine.
     """
     import torch
 
-    from fedbuff.learn.local import initial_weights, one_at_a_time
+    from fedbuff.learn.local import initial_weights
+    from fedbuff.learn.work import one_thread, trainer
 
     check.integer(0, seed=seed)
     check.number(0, checkpoint_every=checkpoint_every)
+    workers = (cores() if can_fork() else 1) if workers is None else workers
+    check.integer(1, workers=workers)
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
     if evaluate_every is not None:
         check.integer(1, evaluate_every=evaluate_every)
@@ -98,15 +101,25 @@ def simulate(
         check.number(0, 1, target=target)
         if task.accuracy is None:
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a client's batch is too small for more, and one thread sums in one order
     with contextlib.ExitStack() as at_the_end:
-        at_the_end.callback(torch.set_num_threads, threads)
-        n, sizes = len(task.clients), Sizes(task.examples)
-        flat, weights = initial_weights(task, seed)
-        clock = Clock(timing, seed, sizes, dropout, timeout, availability)
-        start = with_rate(server.start, clock, n)
-        in_flight = start.rate * clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
+        at_the_end.callback(torch.set_num_threads, one_thread())
+        at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
+        n = len(task.clients)
+        flat, drawn = initial_weights(task, seed)
+        weights = _starting_point(server, drawn)
+        plan = Plan(
+            start=server.start,
+            buffer_size=server.buffer_size,
+            weigh=server.weigh,
+            max_staleness=server.max_staleness,
+            clients=n,
+            sizes=Sizes(task.examples),
+            timing=timing,
+            seed=seed,
+            dropout=dropout,
+            timeout=timeout,
+            availability=availability,
+        )
         tables = describe(
             dict(task.settings) if task.settings else {"python": {"object": task.name, "clients": n, "weights": len(weights)}},
             server,
@@ -121,12 +134,21 @@ def simulate(
             evaluate_every=evaluate_every,
             target=None if target == until.accuracy else target,
         )
+        start = plan.schedule.start
+        in_flight = start.rate * plan.clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
+        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
+        work = trainer(task, client, seed, flat)
+        room = (round(4 * in_flight) + 256, (steps + 2) * server.buffer_size + 256, weights, windowed)
+        pool: Pool = Here(work, *room) if workers == 1 else Workers(work, *room, workers)
+        at_the_end.callback(pool.close)
         simulation = _Simulation(
-            server=server.bind(_starting_point(server, weights), n, seed=seed, available=availability, start=start),
-            clock=clock,
-            train=one_at_a_time(task, client, seed, flat),
+            plan=plan,
+            ahead=Ahead(plan, pool, steps, server.mixing, len(weights)),
+            pool=pool,
+            aggregation=Aggregation(weights, server.optimizer, server.mixing),
+            by_examples=server.weight_by == "examples",
             task=task,
-            flat=flat,
+            blocks=work.blocks(),
             until=until,
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight)),
@@ -138,9 +160,8 @@ def simulate(
                 return load(folder.path)
         simulation.run(folder, checkpoint_every, progress)
         summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
-        trips, weights_by_name = simulation.trips.arrays(), flat.named(simulation.server.weights)
+        trips, weights_by_name = plan.trips.arrays(), flat.named(simulation.aggregation.weights)
         if folder is not None:
-            folder.checkpoint(*simulation.state())
             folder.finish(trips, weights_by_name, simulation.metrics, summary)
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
 
@@ -177,27 +198,34 @@ def _starting_point(server: Server, drawn: Vector) -> Vector:
 
 
 class _Simulation:
-    """The state of one run between two events."""
+    """The state of one run between two server steps: the plan is ahead, `at` is the last step taken."""
 
     def __init__(
         self,
         *,
-        server: Server,
-        clock: Clock,
-        train: "Train",
+        plan: Plan,
+        ahead: Ahead,
+        pool: Pool,
+        aggregation: Aggregation,
+        by_examples: bool,
         task: Task,
-        flat: "Flat",
+        blocks: list[tuple[str, int]],
         until: Until,
         target: float | None,
         evaluate_every: int,
     ) -> None:
-        self.server, self.clock, self.train, self.task, self.flat = server, clock, train, task, flat
-        self.until, self.target, self.evaluate_every = until, target, evaluate_every
-        self.trips = Trips()
+        self.plan, self.ahead, self.pool, self.aggregation, self.by_examples = plan, ahead, pool, aggregation, by_examples
+        self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
+        self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None  # the first evaluation at or above the target
-        self.staleness_sum, self.staleness_max, self.used, self.ended_at_step = 0, 0, 0, 0
-        self.diverged = False
+        self.evaluations: deque[_Evaluation] = deque()  # under way
+        self.evaluated = 0  # trips that had ended when the last evaluation began
+        self.staleness_sum, self.used = 0, 0
+        self.stopped: str | None = None
+        self.problem: ValueError | None = None  # why the plan can't go on
+        self.snapshots: list[_Snapshot] = []  # of the plan, the first at or before the last step taken
+        self.peak_memory_mb = 0.0  # of all processes together
         self.before, self.began = 0.0, time.monotonic()  # real seconds of earlier sittings, and the start of this one
 
     # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,171 +233,256 @@ class _Simulation:
     def run(self, folder: Folder | None, checkpoint_every: float, progress: Callable[[Status], None] | None) -> None:
         saved = folder.last_checkpoint() if folder else None
         if saved is None:
-            self.evaluate()
-            self.obey(self.server.begin())
+            self.begin()
         else:
             self.restore(*saved)
         if folder:
             folder.rewrite_metrics(self.metrics)
-        written, due = len(self.metrics), time.monotonic() + checkpoint_every
-        while self.stopped_by() is None:
-            self.advance()
+        written, due, look = len(self.metrics), time.monotonic() + checkpoint_every, 0.0
+        while self.stopped is None:
+            self.look_ahead()
+            if not self.plan.steps:
+                self.end()
+                break
+            self.take_step(self.plan.steps[0])
             if progress:
                 progress(self.status())
             if folder and len(self.metrics) > written:
                 folder.append_metrics(self.metrics[written:])
                 written = len(self.metrics)
-            if folder and (now := time.monotonic()) >= due:
+            now = time.monotonic()
+            if now >= look:
+                self.peak_memory_mb = max(self.peak_memory_mb, together_mb([os.getpid(), *self.pool.pids()]) or 0.0)
+                look = now + 2.0
+            if folder and now >= due:
                 folder.checkpoint(*self.state())
                 cost = time.monotonic() - now
                 due = now + cost + max(checkpoint_every, 20 * cost)  # at most a twentieth of the time
-        if self.metrics[-1]["server_steps"] != self.server.version:
-            self.evaluate()
 
-    def advance(self) -> None:
-        """Let the next thing happen."""
-        now, trip, ending = self.clock.next()
-        version = self.server.version
-        if ending == WAKES:
-            commands = self.server.handle(Woke(now))
-        elif ending == ARRIVES:
-            commands = self.arrive(trip, now)
-        else:
-            self.trips.end(trip, now, version, DROPPED if ending == DROPS else LATE)
-            commands = self.server.handle(TripFailed(trip, "dropped out" if ending == DROPS else "timed out", now))
-        self.obey(commands, version)
-        if self.server.version > version:
-            self.ended_at_step = self.trips.ended
-            self.diverged = not bool(np.isfinite(self.server.weights).all())
-            if self.trips.ended - self.metrics[-1]["trips"] >= self.evaluate_every or self.diverged:
-                self.evaluate()
-        elif self.trips.ended - self.ended_at_step > max(_HOPELESS, 1000 * self.server.buffer_size):
-            raise ValueError(
-                f"no server step in {self.trips.ended - self.ended_at_step:,} trips, up to virtual time {now:g}: "
-                "all trips fail or come too late; see dropout, timeout, max_staleness"
-            )
+    def begin(self) -> None:
+        self.plan.begin()
+        self.at = self.at._replace(started=self.plan.schedule.started)
+        self.take_snapshot()
+        self.look_ahead()
+        self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0))
+        self.evaluate()
+        self.collect(wait=True)  # a run may end before it begins
 
-    def arrive(self, trip: int, now: float) -> list[Command]:
-        """Train the trip that arrives, and hand its update to the server."""
-        from fedbuff.learn.local import Job
+    def look_ahead(self) -> None:
+        """Keep the plan as far ahead as training wants it."""
+        plan, goal = self.plan, self.at.version + self.ahead.steps
+        while plan.schedule.version < goal and self.problem is None and not self.plan_is_over():
+            try:
+                plan.advance()
+            except ValueError as e:
+                self.problem = e  # it happens when the run gets there, if it does
+            if len(plan.trips) - self.snapshots[-1].started > 4 * max(1000, len(plan.schedule.in_flight)) and plan.steps:
+                self.take_snapshot()
 
-        client, start = self.trips.client[trip], self.trips.start_version[trip]
-        staleness, limit = self.server.version - start, self.server.max_staleness
-        late = limit is not None and staleness > limit  # the server will refuse it unseen
-        update = None if late else self.train([Job(trip, client, self.server.versions[start])])[0]
-        self.trips.end(trip, now, self.server.version, LATE if late else UNUSED)
-        return self.server.handle(UpdateArrived(trip, update, self.trips.examples[trip], now))
+    def plan_is_over(self) -> bool:
+        return self.limit() is not None
 
-    def obey(self, commands: list[Command], version: int = 0) -> None:
-        """Carry out the server's orders; `version` is the one before them."""
-        now = self.clock.now
-        for command in commands:
-            match command:
-                case StartTrip(trip, client, start):
-                    self.clock.start(trip, client)
-                    self.trips.started(client, self.task.examples(client), now, start)
-                case StepTaken(step, trips, staleness, weights):
-                    for trip, weight in zip(trips, weights, strict=True):
-                        self.trips.used(trip, weight, step)
-                    self.used += len(trips)
-                    self.staleness_sum += sum(staleness)
-                    self.staleness_max = max(self.staleness_max, *staleness)
-                case CancelTrip(trip):
-                    self.clock.cancel(trip)
-                    self.trips.end(trip, now, version, CANCELLED)
-                case UpdateRejected(trip):
-                    if self.trips.outcome[trip] != LATE:
-                        self.trips.outcome[trip] = FAILED
-                case Wake(at):
-                    self.clock.wake(at)
-
-    def evaluate(self) -> None:
-        from fedbuff.learn.evaluate import evaluate
-
-        now = {"trips": self.trips.ended, "server_steps": self.server.version, "virtual_time": self.clock.now}
-        results = evaluate(self.task, self.flat, self.server.weights)
-        self.diverged |= not all(math.isfinite(values["loss"]) for values in results.values())
-        for split, values in results.items():
-            finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-            self.metrics.append({**now, "split": split, **finite})
-        accuracy = self.accuracy()
-        if self.reached is None and self.target is not None and accuracy is not None and accuracy >= self.target:
-            self.reached = now
-
-    def accuracy(self) -> float | None:
-        """The newest accuracy on the first split."""
-        first = self.metrics[-len(self.task.splits)]
-        return first.get("accuracy")
-
-    def stopped_by(self) -> str | None:
-        """Why the run is over, or None."""
-        u, accuracy = self.until, self.accuracy()
-        if self.diverged:
-            return "diverged: the loss or the weights are no longer finite; lower the learning rates"
-        if u.accuracy is not None and accuracy is not None and accuracy >= u.accuracy:
-            return f"reached accuracy {u.accuracy:g}"
-        if u.trips is not None and self.trips.ended >= u.trips:
+    def limit(self) -> str | None:
+        """Which limit of the run the plan has reached, if any."""
+        u, plan = self.until, self.plan
+        if u.trips is not None and plan.trips.ended >= u.trips:
             return f"reached {u.trips:,} trips"
-        if u.server_steps is not None and self.server.version >= u.server_steps:
+        if u.server_steps is not None and plan.schedule.version >= u.server_steps:
             return f"reached {u.server_steps:,} server steps"
-        if u.virtual_time is not None and self.clock.upcoming() > u.virtual_time:
+        if u.virtual_time is not None and plan.clock.upcoming() > u.virtual_time:
             return f"reached virtual time {u.virtual_time:g}"
         return None
 
+    def take_step(self, step: Step) -> None:
+        """Algorithm 1's server step, with the updates that the plan has put into its buffer."""
+        self.ahead.prepare(step)
+        examples, add, update = self.plan.trips.examples, self.aggregation.add, self.ahead.update
+        for trip, weight in zip(step.trips, step.weights, strict=True):
+            if add(update(trip), weight, examples[trip] if self.by_examples else 1, self.ahead.start(trip)):
+                self.refuse(step, trip)
+                return
+        w = self.aggregation.step(max(step.staleness))
+        self.ahead.used(step.trips)
+        self.plan.steps.popleft()
+        self.at = step
+        self.staleness_sum += sum(step.staleness)
+        self.used += len(step.trips)
+        while len(self.snapshots) > 1 and self.snapshots[1].version <= step.version:
+            del self.snapshots[0]
+        self.look_ahead()
+        self.ahead.version(step.version, w, step.first, self.first_after(step.version))
+        diverged = not finite(w)
+        if diverged or step.ended - self.evaluated >= self.evaluate_every:
+            self.evaluate()
+        self.collect(wait=diverged or len(self.evaluations) > 2)
+        if diverged and self.stopped is None:
+            self.stop(step, _DIVERGED)
+
+    def first_after(self, version: int) -> int:
+        """The first trip that did not start on `version` or before."""
+        steps = self.plan.steps
+        return steps[0].first if steps else self.plan.schedule.started
+
+    def refuse(self, step: Step, trip: int) -> None:
+        """The server refuses an update that is not finite: the plan goes another way from the step before on."""
+        bad = {t for t in step.trips if not finite(self.ahead.update(t))} | {trip}
+        self.aggregation.clear()
+        snapshot, failed = self.snapshots[0], self.plan.failed | bad
+        self.ahead.forget(self.at.version, self.at.first, self.at.ended)
+        self.plan.trips.rewind(snapshot.started, snapshot.ended)
+        self.plan.restore(snapshot.state)
+        self.plan.failed, self.problem = failed, None
+        self.plan.steps.clear()
+        del self.snapshots[1:]
+        while self.plan.schedule.version < self.at.version:
+            self.plan.advance()
+        self.plan.steps.clear()
+        self.look_ahead()
+        self.ahead.consider_again(self.at.version, self.at.first, self.first_after(self.at.version))
+
+    def take_snapshot(self) -> None:
+        """Remember the plan as it is right after a server step."""
+        plan = self.plan
+        if plan.between_steps:
+            self.snapshots.append(_Snapshot(plan.schedule.version, len(plan.trips), plan.trips.ended, plan.state()))
+
+    def end(self) -> None:
+        """The plan is over: whatever is still being evaluated may end the run earlier."""
+        self.collect(wait=True)
+        if self.stopped is not None:
+            return
+        if self.problem is not None:
+            raise self.problem
+        limit = self.limit()
+        if self.metrics[-1]["server_steps"] != self.at.version:
+            self.evaluate(self.plan.trips.ended, self.plan.clock.now)
+            self.collect(wait=True)
+        self.stopped = self.stopped or limit
+
+    def stop(self, step: Step, reason: str) -> None:
+        """The run ended right after `step`: what the plan knows beyond it never happened."""
+        self.stopped = reason
+        self.plan.trips.rewind(step.started, step.ended)
+        self.plan.clock.now = step.time
+        if step.version != self.at.version:
+            self.aggregation.weights = self.pool.weights(step.version).copy()
+        self.at = step
+        self.evaluations.clear()
+
+    # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def evaluate(self, ended: int | None = None, now: float | None = None) -> None:
+        """Have the newest version evaluated; the run goes on meanwhile."""
+        at = self.at if ended is None or now is None else self.at._replace(ended=ended, time=now, started=len(self.plan.trips))
+        self.evaluated = at.ended
+        self.ahead.hold(at.version)
+        keys = [self.ahead.key() for _ in self.blocks]
+        for key, (split, start) in zip(keys, self.blocks, strict=True):
+            self.pool.submit(key, Block(at.version, split, start), at.version)
+        self.evaluations.append(_Evaluation(at, keys))
+
+    def collect(self, wait: bool) -> None:
+        """Write down the evaluations that are done, in order; the first that ends the run ends it."""
+        from fedbuff.learn.evaluate import combine
+
+        while self.evaluations and self.stopped is None:
+            at, keys = self.evaluations[0]
+            if not wait and self.pool.eager and not all(self.pool.finished(key) for key in keys):
+                return
+            self.evaluations.popleft()
+            found: dict[str, list[Any]] = {}
+            for key, (split, _) in zip(keys, self.blocks, strict=True):
+                found.setdefault(split, []).append(self.pool.result(key))
+            results = {split: combine(blocks, self.task.accuracy is not None) for split, blocks in found.items()}
+            self.record(at, results)
+            self.ahead.release(at.version)
+
+    def record(self, at: Step, results: dict[str, dict[str, float]]) -> None:
+        now = {"trips": at.ended, "server_steps": at.version, "virtual_time": at.time}
+        for split, values in results.items():
+            finite_ones = {name: value if math.isfinite(value) else None for name, value in values.items()}
+            self.metrics.append({**now, "split": split, **finite_ones})
+        accuracy, u = self.accuracy(), self.until
+        if self.reached is None and self.target is not None and accuracy is not None and accuracy >= self.target:
+            self.reached = now
+        if not all(math.isfinite(values["loss"]) for values in results.values()):
+            self.stop(at, _DIVERGED)
+        elif u.accuracy is not None and accuracy is not None and accuracy >= u.accuracy:
+            self.stop(at, f"reached accuracy {u.accuracy:g}")
+
+    def accuracy(self) -> float | None:
+        """The newest accuracy on the first split."""
+        return self.metrics[-len(self.task.splits)].get("accuracy") if self.metrics else None
+
     def status(self) -> Status:
         mean = self.staleness_sum / self.used if self.used else None
-        return Status(self.trips.ended, self.server.version, self.clock.now, self.accuracy(), mean)
+        return Status(self.at.ended, self.at.version, self.at.time, self.accuracy(), mean)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays, facts = self.server.state()
-        return {**arrays, **self.trips.state()}, {
-            "server": facts,
-            "clock": self.clock.state(),
+        aggregated, counted = self.aggregation.state()
+        trained, chunks = self.ahead.state()
+        return {**aggregated, **trained, **self.plan.trips.state()}, {
+            "aggregation": counted,
+            "ahead": chunks,
+            "plan": self.plan.state(),
+            "steps": list(self.plan.steps),
+            "snapshots": self.snapshots,
+            "at": self.at,
+            "evaluations": [at for at, _ in self.evaluations],
+            "evaluated": self.evaluated,
             "metrics": self.metrics,
             "reached": self.reached,
-            "diverged": self.diverged,
-            "staleness": [self.staleness_sum, self.staleness_max, self.used, self.ended_at_step],
+            "staleness": [self.staleness_sum, self.used],
             "wall_seconds": self.wall_seconds(),
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
-        self.server.restore(arrays, facts["server"])
-        self.trips.restore(arrays)
-        self.clock.restore(facts["clock"])
-        self.metrics, self.reached, self.diverged = facts["metrics"], facts["reached"], facts["diverged"]
-        self.staleness_sum, self.staleness_max, self.used, self.ended_at_step = facts["staleness"]
+        self.plan.trips.restore(arrays)
+        self.plan.restore(facts["plan"])
+        self.plan.steps.extend(Step(*step) for step in facts["steps"])
+        self.snapshots = [_Snapshot(*snapshot) for snapshot in facts["snapshots"]]
+        self.at, self.evaluated = Step(*facts["at"]), facts["evaluated"]
+        self.ahead.restore(arrays, facts["ahead"], self.at.version)
+        self.aggregation.restore(arrays[f"version.{self.at.version}"], arrays, facts["aggregation"])
+        self.metrics, self.reached = facts["metrics"], facts["reached"]
+        self.staleness_sum, self.used = facts["staleness"]
+        newest = self.at
+        for at in facts["evaluations"]:
+            self.at = Step(*at)
+            self.evaluate()
+        self.at, self.evaluated = newest, facts["evaluated"]
         self.before, self.began = facts["wall_seconds"], time.monotonic()
 
     def wall_seconds(self) -> float:
         return self.before + time.monotonic() - self.began
 
     def disk_needed(self) -> int:
-        """A first checkpoint twice over, and a megabyte; more is needed as versions and trips add up."""
-        return 2 * sum(a.nbytes for a in self.server.state()[0].values()) + (1 << 20)
+        """A first checkpoint twice over, and a megabyte; more is needed as updates, versions and trips add up."""
+        return 2 * sum(a.nbytes for a in self.aggregation.state()[0].values()) + self.aggregation.weights.nbytes + (1 << 20)
 
     def summary(self) -> dict[str, Any]:
         import torch
 
         from fedbuff.version import __version__
 
-        seconds = self.wall_seconds()
+        seconds, trips = self.wall_seconds(), self.plan.trips
         last = self.metrics[-len(self.task.splits) :]
         reached = self.reached or {}
+        staleness = trips.staleness_used()
+        by_time = (self.stopped or "").startswith("reached virtual")
         return {
-            "stopped_by": self.stopped_by(),
-            "trips": self.trips.ended,
-            "in_flight": len(self.trips) - self.trips.ended,
-            "server_steps": self.server.version,
-            "virtual_time": self.until.virtual_time
-            if (self.stopped_by() or "").startswith("reached virtual")
-            else self.clock.now,
+            "stopped_by": self.stopped,
+            "trips": trips.ended,
+            "in_flight": len(trips) - trips.ended,
+            "server_steps": self.at.version,
+            "virtual_time": self.until.virtual_time if by_time else self.plan.clock.now,
             "wall_seconds": seconds,
-            "trips_per_second": self.trips.ended / seconds,
-            "peak_memory_mb": _peak_memory_mb(),
-            "staleness_mean": self.staleness_sum / self.used if self.used else None,
-            "staleness_max": self.staleness_max if self.used else None,
+            "trips_per_second": trips.ended / seconds,
+            "peak_memory_mb": self.peak_memory_mb or own_peak_mb(),
+            "staleness_mean": float(staleness.mean()) if len(staleness) else None,
+            "staleness_max": int(staleness.max()) if len(staleness) else None,
             "metrics": {m["split"]: {k: v for k, v in m.items() if k in ("loss", "accuracy")} for m in last},
             "target": self.target,
             "trips_to_target": reached.get("trips"),
@@ -384,6 +497,15 @@ class _Simulation:
         }
 
 
-def _peak_memory_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+class _Evaluation(NamedTuple):
+    at: Step
+    keys: list[int]
+
+
+class _Snapshot(NamedTuple):
+    """The plan right after a server step, to go back to."""
+
+    version: int
+    started: int
+    ended: int
+    state: dict[str, Any]

@@ -1,9 +1,8 @@
 """The timeline: who trains when, on which version, arriving how stale, without training anything.
 
-It is the simulator's schedule and clock without weights. A million trips take seconds.
+It is the simulator's plan and nothing else. A million trips take seconds.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,13 +13,11 @@ from numpy.typing import NDArray
 
 from fedbuff.core import check
 from fedbuff.core.random import Draw
-from fedbuff.core.schedule import Schedule
 from fedbuff.core.staleness import Weigh, polynomial
-from fedbuff.core.starting import StartingRule, arrivals
+from fedbuff.core.starting import StartingRule
 from fedbuff.sim.availability import windows
-from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
+from fedbuff.sim.plan import Plan
 from fedbuff.sim.timing import Sizes, half_normal
-from fedbuff.sim.trips import CANCELLED, DROPPED, LATE, UNUSED, Trips
 
 
 @dataclass(frozen=True)
@@ -94,54 +91,25 @@ def timeline(
     check.integer(0, seed=seed)
     n, seed = int(clients) if isinstance(clients, Integral) else len(clients), int(seed)  # type: ignore[arg-type]
     check.integer(1, clients=n)
-    sizes = Sizes(examples)
-    clock = Clock(check.plain(timing), seed, sizes, dropout, timeout, availability)
-    schedule = Schedule(with_rate(check.plain(start), clock, n), buffer_size, n, seed, availability)
-    table = Trips()
-    in_flight, counted = schedule.in_flight, 0
-    buffer: list[tuple[int, float]] = []
-    limit = math.inf if max_staleness is None else max_staleness
-
-    def begin(started: list[int]) -> None:
-        for trip in started:
-            client, version = in_flight[trip]
-            clock.start(trip, client)
-            table.started(client, sizes(client), clock.now, version)
-        at = schedule.wake()
-        if at is not None:
-            clock.wake(at)
-
-    begin(schedule.begin(0.0))
-    while counted < trips:
-        now, trip, ending = clock.next()
-        if ending != WAKES:
-            counted += trip < trips
-            staleness = schedule.version - in_flight[trip][1]
-            if ending == ARRIVES and staleness <= limit:
-                schedule.arrived(trip)
-                table.end(trip, now, schedule.version, UNUSED)
-                buffer.append((trip, weigh(staleness)))
-                if len(buffer) == buffer_size:
-                    before = schedule.version
-                    for gone, _ in schedule.step():
-                        clock.cancel(gone)
-                        table.end(gone, now, before, CANCELLED)
-                        counted += gone < trips
-                    for used, weight in buffer:
-                        table.used(used, weight, schedule.version)
-                    buffer.clear()
-            else:
-                schedule.ended(trip)
-                table.end(trip, now, schedule.version, DROPPED if ending == DROPS else LATE)
-        begin(schedule.start_trips(now))
-    return Timeline(**table.arrays(trips))
-
-
-def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
-    """`arrivals(concurrency=…)` with the rate that gives it on this clock; any other rule as it is."""
-    if not isinstance(start, arrivals) or start.rate is not None:
-        return start
-    mean = clock.mean_duration(clients)
-    if not mean > 0:
-        raise ValueError(f"start: {start} needs trips that take time; give a rate")
-    return start.at_mean_duration(mean)
+    plan = Plan(
+        start=check.plain(start),
+        buffer_size=buffer_size,
+        weigh=weigh,
+        max_staleness=max_staleness,
+        clients=n,
+        sizes=Sizes(examples),
+        timing=check.plain(timing),
+        seed=seed,
+        dropout=dropout,
+        timeout=timeout,
+        availability=availability,
+    )
+    plan.begin()
+    order, seen, left = plan.trips.order, 0, trips
+    while left:
+        plan.advance()
+        while seen < len(order):
+            left -= order[seen] < trips
+            seen += 1
+        plan.steps.clear()
+    return Timeline(**plan.trips.arrays(trips))

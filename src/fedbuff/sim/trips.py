@@ -25,10 +25,14 @@ class Trips:
         # what is known at the end is there from the start, in blocks of blanks: half the work per trip
         self.end_time, self.end_version, self.weight, self.server_step = array("d"), array("q"), array("d"), array("q")
         self.outcome = array("B")  # an index into OUTCOMES
-        self.ended = 0
+        self.order = array("q")  # the trips that ended, in this order
 
     def __len__(self) -> int:
         return len(self.client)
+
+    @property
+    def ended(self) -> int:
+        return len(self.order)
 
     def started(self, client: int, examples: int, time: float, version: int) -> None:
         if len(self.client) == len(self.outcome):
@@ -43,12 +47,21 @@ class Trips:
         self.end_time[trip] = time
         self.end_version[trip] = version
         self.outcome[trip] = outcome
-        self.ended += 1
+        self.order.append(trip)
 
     def used(self, trip: int, weight: float, step: int) -> None:
         self.weight[trip] = weight
         self.server_step[trip] = step
         self.outcome[trip] = USED
+
+    def rewind(self, started: int, ended: int) -> None:
+        """Back to right after a server step, when so many trips had started, and so many of them ended."""
+        for name, blank in _BLANKS.items():
+            column = getattr(self, name)
+            for trip in self.order[ended:]:
+                column[trip] = blank
+        del self.order[ended:], self.client[started:], self.examples[started:], self.start_time[started:]
+        del self.start_version[started:]
 
     def arrays(self, trips: int | None = None) -> dict[str, NDArray[Any]]:
         """The trips that ended, of the first `trips` or of all, as arrays named like the columns of trips.parquet."""
@@ -65,12 +78,18 @@ class Trips:
             "outcome": np.array(OUTCOMES)[c["outcome"]],
         }
 
+    def staleness_used(self) -> NDArray[np.int64]:
+        """The staleness of every update that a server step used."""
+        used = np.flatnonzero(np.array(self.outcome[: len(self)]) == USED)
+        staleness: NDArray[np.int64] = np.array(self.end_version)[used] - np.array(self.start_version)[used]
+        return staleness
+
     def state(self) -> dict[str, NDArray[Any]]:
-        return {f"trips.{name}": np.array(getattr(self, name)[: len(self)]) for name in _COLUMNS}
+        columns = {f"trips.{name}": np.array(getattr(self, name)[: len(self)]) for name in _COLUMNS}
+        return {**columns, "trips.order": np.array(self.order)}
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        for name in _COLUMNS:
+        for name in (*_COLUMNS, "order"):
             column = getattr(self, name)
             del column[:]
             column.frombytes(arrays[f"trips.{name}"].tobytes())
-        self.ended = len(self.outcome) - self.outcome.count(_IN_FLIGHT)

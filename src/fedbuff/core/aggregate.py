@@ -1,0 +1,68 @@
+"""The buffer and the server optimizer: the half of the server that needs the model.
+
+Δ̄ of Algorithm 1 is a running sum, so a buffer costs one vector however large K is. When to add and when to step is
+`Schedule`'s business: `Server` plays the two together, the simulator lets the schedule run ahead.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedbuff.core.optimizers import Optimizer, State
+from fedbuff.core.versions import Vector
+
+
+class Aggregation:
+    """The newest weights, the sum of weighted updates since the last server step, and the optimizer's state."""
+
+    def __init__(self, weights: Vector, optimizer: Optimizer, mixing: bool = False) -> None:
+        self.weights = weights
+        self._optimizer, self._mixing = optimizer, mixing
+        self._optimizer_state: State = optimizer.init(weights)
+        self._sum: Vector = np.zeros_like(weights)  # Δ̄
+        self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
+        self._scaled, self._next = np.empty_like(weights), np.empty_like(weights)
+
+    def add(self, update: Vector, weight: float, examples: int = 1, start: Vector | None = None) -> str | None:
+        """Δ̄ ← Δ̄ + weight · examples · Δ_i, or why not: then nothing has changed.
+
+        `start` are the weights that the trip started from, which only `mixing` needs. Overflows are expected here and
+        seen on the sum: call it under `np.errstate(over="ignore", invalid="ignore")`.
+        """
+        if self._mixing:
+            update = self.weights - start + update  # type: ignore[operator]  # w − y_i
+        np.multiply(update, weight * examples, out=self._scaled)
+        np.add(self._sum, self._scaled, out=self._next)
+        if not finite(self._next):
+            return "the update overflows the buffer" if finite(update) else "the update is not finite"
+        self._sum, self._next = self._next, self._sum
+        self._count += examples
+        return None
+
+    def step(self, staleness: int) -> Vector:
+        """Take the server step, w ← w − η_g Δ̄ / K or what the optimizer makes of it. `staleness` is the buffer's largest."""
+        mean = self._sum / self._count
+        w, self._optimizer_state = self._optimizer.step(self.weights, mean, self._optimizer_state, staleness)
+        self.weights = w.astype(self.weights.dtype, copy=False)
+        self.clear()
+        return self.weights
+
+    def clear(self) -> None:
+        """Δ̄ ← 0."""
+        self._sum.fill(0)
+        self._count = 0
+
+    def state(self) -> tuple[dict[str, Vector], dict[str, Any]]:
+        """Everything `restore` needs but the weights: arrays, and facts ready for JSON."""
+        optimizer = {f"optimizer.{name}": array for name, array in self._optimizer_state.items()}
+        return {"buffer": self._sum.copy(), **optimizer}, {"count": self._count}
+
+    def restore(self, weights: Vector, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
+        self.weights, self._sum, self._count = weights, np.array(arrays["buffer"]), facts["count"]
+        self._optimizer_state = {name[10:]: array for name, array in arrays.items() if name.startswith("optimizer.")}
+
+
+def finite(vector: Vector) -> bool:
+    """Whether all numbers are finite: by their sum of squares, one fast pass, unless that overflows by itself."""
+    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())

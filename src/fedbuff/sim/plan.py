@@ -1,0 +1,165 @@
+"""The plan of a run: who trains when, on which version, and which server step uses it, without training anything.
+
+The clock does not need the model, so the plan runs ahead of training and training knows what will be needed, and when.
+The timeline is a plan and nothing else.
+"""
+
+import math
+from collections import deque
+from typing import Any, NamedTuple
+
+from fedbuff.core.random import Draw
+from fedbuff.core.schedule import Schedule
+from fedbuff.core.staleness import Weigh
+from fedbuff.core.starting import StartingRule, arrivals
+from fedbuff.sim.availability import windows
+from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
+from fedbuff.sim.timing import Sizes
+from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
+
+_HOPELESS = 20_000  # so many trips in a row without a server step, and nothing will come of it
+
+
+class Step(NamedTuple):
+    """A server step to come, and where the run stands right after it."""
+
+    version: int  # that it makes
+    trips: list[int]  # in its buffer, in the order of arrival
+    weights: list[float]  # s(τ) of each
+    staleness: list[int]
+    first: int  # the first trip that starts on the version
+    started: int  # trips that have started by now
+    time: float
+    ended: int  # trips that have ended by now
+
+
+class Plan:
+    """Virtual time running ahead: `advance` lets the next thing happen, `steps` are the server steps found so far.
+
+    start, timing, … as in `fedbuff.simulate`
+    failed        trips whose updates turned out to be unusable: the server refuses them when they arrive
+    """
+
+    def __init__(
+        self,
+        *,
+        start: StartingRule,
+        buffer_size: int,
+        weigh: Weigh,
+        max_staleness: int | None,
+        clients: int,
+        sizes: Sizes,
+        timing: Draw,
+        seed: int,
+        dropout: float = 0.0,
+        timeout: float | None = None,
+        availability: windows | None = None,
+    ) -> None:
+        self.clock = Clock(timing, seed, sizes, dropout, timeout, availability)
+        self.schedule = Schedule(with_rate(start, self.clock, clients), buffer_size, clients, seed, availability)
+        self.trips = Trips()
+        self.steps: deque[Step] = deque()
+        self.failed: set[int] = set()
+        self._sizes, self._weigh = sizes, weigh
+        self._limit = math.inf if max_staleness is None else max_staleness
+        self._buffer: list[int] = []
+        self._staleness: list[int] = []
+        self._ended_at_step = 0
+
+    def begin(self) -> None:
+        self._start(self.schedule.begin(0.0))
+
+    def advance(self) -> None:
+        """Let the next thing happen."""
+        schedule = self.schedule
+        now, trip, ending = self.clock.next()
+        if ending == WAKES:
+            self._start(schedule.start_trips(now))
+            return
+        version = schedule.version
+        staleness = version - schedule.in_flight[trip][1]
+        if ending == ARRIVES and staleness <= self._limit and trip not in self.failed:
+            schedule.arrived(trip)
+            self.trips.end(trip, now, version, UNUSED)
+            self._buffer.append(trip)
+            self._staleness.append(staleness)
+            if len(self._buffer) == schedule.buffer_size:
+                self._step(now)
+                return
+        else:
+            schedule.ended(trip)
+            refused = FAILED if trip in self.failed and staleness <= self._limit else LATE
+            self.trips.end(trip, now, version, DROPPED if ending == DROPS else refused if ending == ARRIVES else LATE)
+        self._start(schedule.start_trips(now))
+        if self.trips.ended - self._ended_at_step > max(_HOPELESS, 1000 * schedule.buffer_size):
+            raise ValueError(
+                f"no server step in {self.trips.ended - self._ended_at_step:,} trips, up to virtual time {now:g}: "
+                "all trips fail or come too late; see dropout, timeout, max_staleness"
+            )
+
+    def _step(self, now: float) -> None:
+        schedule, trips = self.schedule, self.trips
+        weights = [self._weight(staleness) for staleness in self._staleness]
+        before = schedule.version
+        for gone, _ in schedule.step():
+            self.clock.cancel(gone)
+            trips.end(gone, now, before, CANCELLED)
+        for trip, weight in zip(self._buffer, weights, strict=True):
+            trips.used(trip, weight, schedule.version)
+        first = schedule.started
+        self._start(schedule.start_trips(now))
+        self._ended_at_step = trips.ended
+        self.steps.append(
+            Step(schedule.version, self._buffer, weights, self._staleness, first, schedule.started, now, trips.ended)
+        )
+        self._buffer, self._staleness = [], []
+
+    def _weight(self, staleness: int) -> float:
+        weight = float(self._weigh(staleness))
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+        return weight
+
+    def _start(self, started: list[int]) -> None:
+        clock, trips, in_flight, sizes = self.clock, self.trips, self.schedule.in_flight, self._sizes
+        for trip in started:
+            client, version = in_flight[trip]
+            clock.start(trip, client)
+            trips.started(client, sizes(client), clock.now, version)
+        at = self.schedule.wake()
+        if at is not None:
+            clock.wake(at)
+
+    # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the buffer is empty."""
+        return not self._buffer
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the table of trips and the steps to come, ready for JSON."""
+        return {
+            "schedule": self.schedule.state(),
+            "clock": self.clock.state(),
+            "buffer": [list(self._buffer), list(self._staleness)],
+            "ended_at_step": self._ended_at_step,
+            "failed": sorted(self.failed),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.schedule.restore(state["schedule"])
+        self.clock.restore(state["clock"])
+        self.schedule.wake()  # the clock remembers it
+        self._buffer, self._staleness = (list(part) for part in state["buffer"])
+        self._ended_at_step, self.failed = state["ended_at_step"], set(state["failed"])
+
+
+def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
+    """`arrivals(concurrency=…)` with the rate that gives it on this clock; any other rule as it is."""
+    if not isinstance(start, arrivals) or start.rate is not None:
+        return start
+    mean = clock.mean_duration(clients)
+    if not mean > 0:
+        raise ValueError(f"start: {start} needs trips that take time; give a rate")
+    return start.at_mean_duration(mean)

@@ -1,0 +1,195 @@
+"""A pool of workers on a Ray cluster: `pip install 'fedbuff[ray]'`.
+
+Each worker is an actor with one core. The task goes into the cluster's object store once, every version too, from where
+each node fetches it once; a chunk's trips go out in one call and its updates come back in one object. An actor or a node
+that dies is replaced and its work done again: the result does not change.
+"""
+
+import heapq
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbuff.core.versions import Vector
+from fedbuff.sim.pool import Block, Chunk, Work
+from fedbuff.sim.shared import Rows
+
+try:
+    import ray
+except ImportError as e:
+    raise ValueError("engine='ray': Ray is not installed; pip install 'fedbuff[ray]'") from e
+
+if TYPE_CHECKING:
+    from fedbuff.learn.task import Task
+    from fedbuff.learn.work import Trainer
+
+_AT_ONCE = 2  # work that a worker has at hand: one under way, one so that it need not wait
+_DEATHS = 5  # so many workers may die of the same work
+
+
+class OnRay:
+    """Actors on the cluster at `address`, or on one started for this run on this machine."""
+
+    eager = True
+
+    def __init__(
+        self,
+        task: "Task",
+        make: "Callable[[Task], Trainer]",
+        updates: int,
+        like: Vector,
+        on_disk: bool,
+        workers: int | None,
+        address: str | None,
+    ) -> None:
+        self.updates = Rows(updates, len(like), like.dtype, on_disk)
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+            try:
+                ray.init(address=address, **quiet) if address else ray.init(num_cpus=workers, **quiet)
+            except (ConnectionError, RuntimeError, ValueError) as e:
+                raise ValueError(f"address={address!r}: no Ray cluster there: {e}") from e
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if workers is not None and workers > cpus:
+            raise ValueError(f"workers={workers}: the Ray cluster has {cpus} CPUs, and each worker takes one")
+        for part in (task.model, task.loss, task.accuracy):
+            _send_by_value(part)
+        self._task, self._make = ray.put(task), ray.put(make)
+        self._local: dict[int, Vector] = {}
+        self._versions: dict[int, Any] = {}  # version -> where it is in the object store
+        self._at_hand: dict[Any, list[int]] = {self._actor(): [] for _ in range(workers or cpus)}
+        self._running: dict[Any, tuple[int, Any]] = {}  # result to come -> key, actor
+        self._queue: list[tuple[int, int]] = []
+        self._work: dict[int, Work] = {}
+        self._sent: set[int] = set()
+        self._done: dict[int, Any] = {}
+        self._deaths: dict[int, int] = {}
+
+    def _actor(self) -> Any:
+        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make)
+
+    def keep(self, version: int, weights: Vector) -> None:
+        self._local[version], self._versions[version] = weights, ray.put(weights)
+
+    def drop(self, version: int) -> None:
+        del self._local[version], self._versions[version]
+
+    def weights(self, version: int) -> Vector:
+        return self._local[version]
+
+    def submit(self, key: int, work: Work, priority: int) -> None:
+        self._work[key] = work
+        heapq.heappush(self._queue, (priority, key))
+        self._receive(0)
+
+    def finished(self, key: int) -> bool:
+        self._receive(0)
+        return key in self._done
+
+    def result(self, key: int) -> Any:
+        if key in self._work and key not in self._sent:
+            heapq.heappush(self._queue, (-1, key))  # somebody is waiting: before all others
+        while key not in self._done:
+            self._receive(None)
+        return self._done.pop(key)
+
+    def pids(self) -> list[int]:
+        return []  # they may be anywhere
+
+    def close(self) -> None:
+        if self._ours:
+            ray.shutdown()
+            return
+        for actor in self._at_hand:
+            ray.kill(actor)
+
+    def _hand_out(self) -> None:
+        while self._queue:
+            actor = min(self._at_hand, key=lambda a: len(self._at_hand[a]))
+            if len(self._at_hand[actor]) >= _AT_ONCE:
+                return
+            _, key = heapq.heappop(self._queue)
+            if key in self._sent or key not in self._work:
+                continue
+            work = self._work[key]
+            if isinstance(work, Block):
+                coming = actor.evaluate.remote(self._versions[work.version], work.split, work.start)
+            else:
+                places = {version: [self._versions[version]] for version in work.versions}  # in a list: fetched over there
+                coming = actor.train.remote(list(work.trips), list(work.clients), list(work.versions), places)
+            self._sent.add(key)
+            self._at_hand[actor].append(key)
+            self._running[coming] = key, actor
+
+    def _receive(self, timeout: float | None) -> None:
+        """Hand out work and take in results; with `timeout` None, wait for one."""
+        self._hand_out()
+        if not self._running:
+            return
+        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        if ready and len(self._running) > 1:
+            ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        for coming in ready:
+            if coming not in self._running:  # its actor died and was replaced meanwhile
+                continue
+            key, actor = self._running[coming]
+            try:
+                result = ray.get(coming)
+            except ray.exceptions.RayTaskError as e:
+                raise e.cause if isinstance(e.cause, Exception) else e from e
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as e:
+                self._replace(actor, key, e)
+                continue
+            del self._running[coming]
+            self._at_hand[actor].remove(key)
+            self._sent.discard(key)
+            work = self._work.pop(key)
+            if isinstance(work, Chunk):
+                self.updates.matrix[list(work.rows)] = result
+                result = None
+            self._done[key] = result
+        self._hand_out()
+
+    def _replace(self, actor: Any, key: int, why: Exception) -> None:
+        """An actor died: another one does its work."""
+        self._deaths[key] = self._deaths.get(key, 0) + 1
+        if self._deaths[key] == _DEATHS:
+            raise RuntimeError(f"{_DEATHS} Ray workers died one after another of the same work: {why}") from why
+        lost = self._at_hand.pop(actor)
+        self._running = {coming: (k, a) for coming, (k, a) in self._running.items() if a is not actor}
+        for k in lost:
+            self._sent.discard(k)
+            heapq.heappush(self._queue, (-1, k))
+        self._at_hand[self._actor()] = []
+
+
+class _Worker:
+    """The actor: a trainer of its own, and weights fetched from the object store of its node."""
+
+    def __init__(self, task: "Task", make: "Callable[[Task], Trainer]") -> None:
+        from fedbuff.learn.work import settle
+
+        settle()
+        self._trainer = make(task)
+
+    def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:
+        weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))
+        return self._trainer.train(trips, clients, [weights[version] for version in versions])
+
+    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
+        return self._trainer.evaluate(weights, split, start)
+
+
+def _send_by_value(function: Any) -> None:
+    """Let a function of the user's own files travel with its code: a worker elsewhere can't import it."""
+    module = inspect.getmodule(getattr(function, "func", function))
+    if module is None or module.__name__ in ("__main__", "fedbuff") or module.__name__.startswith("fedbuff."):
+        return
+    file = getattr(module, "__file__", None)
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
+    if file and module.__name__ in sys.modules and not any(path in Path(file).resolve().parents for path in installed):
+        ray.cloudpickle.register_pickle_by_value(module)
