@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbuff as fb
-from fedbuff.core.random import generator
 from fedbuff.learn.evaluate import evaluate
 from fedbuff.learn.flat import Flat
-from fedbuff.learn.local import Job, batches, initial_weights, one_at_a_time
+from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+from fedbuff.learn.shuffle import batches
 
 SGD = fb.LocalSGD(lr=0.3, batch_size=4)
 
@@ -38,22 +38,13 @@ def by_torch(task: fb.Task, sgd: fb.LocalSGD, job: Job, seed: int) -> np.ndarray
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
     x, y = (torch.as_tensor(a) for a in task.clients[job.client])
-    rng = generator(seed, "training", job.client, job.trip)
-    rng.integers(1 << 63)
-    done = 0
-    for _ in range(sgd.epochs if sgd.steps is None else 10**6):
-        for batch in torch.as_tensor(rng.permutation(len(y))).split(sgd.batch_size):
-            if done == sgd.steps:
-                break
-            done += 1
-            optimizer.zero_grad()
-            drift = sum(((p - p0) ** 2).sum() for p, p0 in zip(model.parameters(), start, strict=True))
-            (task.loss(model(x[batch]), y[batch]) + sgd.proximal / 2 * drift).backward()
-            for group in optimizer.param_groups:
-                group["lr"] = sgd.lr * len(batch) / sgd.batch_size if sgd.lr_norm else sgd.lr
-            optimizer.step()
-        if done == sgd.steps:
-            break
+    for batch in batches(seed, job.client, job.trip, len(y), sgd):
+        optimizer.zero_grad()
+        drift = sum(((p - p0) ** 2).sum() for p, p0 in zip(model.parameters(), start, strict=True))
+        (task.loss(model(x[batch]), y[batch]) + sgd.proximal / 2 * drift).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = sgd.lr * len(batch) / sgd.batch_size if sgd.lr_norm else sgd.lr
+        optimizer.step()
     return job.weights - torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
 
 
@@ -119,7 +110,7 @@ def test_dropout_is_on_in_training_and_off_in_evaluation():
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 20)))
 def test_an_epoch_sees_every_example_once(n: int, batch_size: int, epochs: int, steps: int | None):
     sgd = fb.LocalSGD(lr=0.1, batch_size=batch_size, epochs=epochs, steps=steps)
-    seen = [batch.tolist() for batch in batches(n, sgd, np.random.default_rng(0))]
+    seen = [batch.tolist() for batch in batches(0, 1, 2, n, sgd)]
     per_epoch = -(-n // batch_size)
     assert len(seen) == (epochs * per_epoch if steps is None else steps)
     for first in range(0, len(seen) - per_epoch + 1, per_epoch):

@@ -30,7 +30,7 @@ class Flat:
         for p, w, g in zip(parts, self._cut(self.vector), self._cut(self.gradient), strict=True):
             p.data, p.grad = w, g
         self._numpy = self.vector.numpy()
-        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self.buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # and what they were at first
 
     def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
         parts = list(self.parameters.values())
@@ -40,7 +40,7 @@ class Flat:
     def load(self, weights: Vector) -> None:
         """Take over these weights; buffers are what they were when the model was made, whatever ran since."""
         self._numpy[:] = weights
-        for buffer, original in self._buffers:
+        for buffer, original in self.buffers:
             buffer.copy_(original)
 
     def weights(self) -> Vector:

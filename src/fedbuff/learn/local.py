@@ -3,28 +3,33 @@
 It stays as the oracle that every faster way of training must agree with.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fedbuff.core.random import generator, seed_for
+from fedbuff.core.random import seed_for
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.shuffle import batches, dropout_seeds
 from fedbuff.learn.task import Task
+
+Matrix = NDArray[np.floating]
 
 
 class Job(NamedTuple):
-    """A trip to train: the client, and the weights it starts from."""
+    """A trip to train: the client, and the weights it starts from; trips of one version share the same array."""
 
     trip: int
     client: int
     weights: Vector
 
 
-Train = Callable[[Sequence[Job]], list[Vector]]
+# train(jobs, out=None): the updates Δ = y_0 − y_Q as a matrix, row i for jobs[i], written into `out` if given
+Train = Callable[..., Matrix]
 
 
 def initial_weights(task: Task, seed: int) -> tuple[Flat, Vector]:
@@ -38,23 +43,31 @@ def initial_weights(task: Task, seed: int) -> tuple[Flat, Vector]:
 def one_at_a_time(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Train:
     """A function that trains trips one after another in `flat`; each depends on (seed, client, trip) only."""
 
-    def train(jobs: Sequence[Job]) -> list[Vector]:
+    def train(jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
+        updates = room_for(jobs, flat) if out is None else out
         with torch.random.fork_rng(devices=[]):
-            return [train_one(task, sgd, seed, flat, job) for job in jobs]
+            for i, job in enumerate(jobs):
+                updates[i] = train_one(task, sgd, seed, flat, job)
+        return updates
 
     return train
 
 
+def room_for(jobs: Sequence[Job], flat: Flat) -> Matrix:
+    """An uninitialised matrix for the updates of these jobs."""
+    return torch.empty(len(jobs), len(flat.vector), dtype=flat.vector.dtype).numpy()
+
+
 def train_one(task: Task, sgd: LocalSGD, seed: int, flat: Flat, job: Job) -> Vector:
     """One trip; the update Δ = y_0 − y_Q. Uses torch's default generator, for dropout."""
-    rng = generator(seed, "training", job.client, job.trip)
-    torch.default_generator.manual_seed(int(rng.integers(1 << 63)))
+    torch.default_generator.manual_seed(dropout_seeds(seed, [job.client], [job.trip])[0])
     x, y = (as_tensor(part, like=flat.vector) for part in task.clients[job.client])
     flat.module.train()
     flat.load(job.weights)  # y_0 ← w
     weights, gradient = flat.vector, flat.gradient
     start, velocity = weights.clone(), torch.zeros_like(weights)
-    for batch in batches(len(y), sgd, rng):
+    for indices in batches(seed, job.client, job.trip, len(y), sgd):
+        batch = torch.from_numpy(indices)
         gradient.zero_()
         task.loss(flat.module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         if sgd.weight_decay:
@@ -65,18 +78,3 @@ def train_one(task: Task, sgd: LocalSGD, seed: int, flat: Flat, job: Job) -> Vec
         lr = sgd.lr * len(batch) / sgd.batch_size if sgd.lr_norm else sgd.lr
         weights.sub_(direction, alpha=lr)  # y_q ← y_{q−1} − η_l g_q(y_{q−1})
     return start.sub_(weights).numpy()
-
-
-def batches(n: int, sgd: LocalSGD, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    """Indices of each local step's examples: `epochs` shuffled passes, or as many as `steps` takes."""
-    if n == 0:
-        raise ValueError("a client without examples can't train")
-    epoch, step = 0, 0
-    while epoch < sgd.epochs if sgd.steps is None else step < sgd.steps:
-        order = torch.from_numpy(rng.permutation(n))
-        for batch in torch.split(order, sgd.batch_size):
-            if sgd.steps is not None and step == sgd.steps:
-                return
-            yield batch
-            step += 1
-        epoch += 1

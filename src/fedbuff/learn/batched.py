@@ -1,0 +1,252 @@
+"""Local training of many trips at once, equal to the loop of `local.py` up to rounding.
+
+The rows of all trips of a chunk form one batch. In their first local step all trips of a version see the same weights,
+so a layer is one multiplication for all of them; from the second step on every trip has weights of its own, stacked.
+Only the gradients of weights are computed trip by trip; see `twins.py` for how, and `why_not` for what can't be batched.
+
+Everything is kept as Δ = w − y, the update so far: the weights of a trip are y = w − Δ, a step adds η_l·g to Δ.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedbuff.core.versions import Vector
+from fedbuff.learn.client import LocalSGD
+from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
+from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
+from fedbuff.learn.task import Task
+from fedbuff.learn.twins import Step, twin_of, why_no_twin
+
+_ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
+_CHECKED = 4  # trips that both ways must agree on before the fast one is used
+_TOLERANCE = 1e-4  # of an update's norm: rounding is far below, a mask or a row gone wrong far above
+
+# losses whose mean over a batch is the mean of what they give with reduction="none"
+_KNOWN_LOSSES = (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy_with_logits,
+    F.binary_cross_entropy,
+)
+
+
+def trainer(
+    task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32"
+) -> tuple[Train, str | None]:
+    """The fastest way to train this task, and if that is the slow loop, a sentence why."""
+    reason = why_not(task, sgd, seed, flat)
+    if reason is not None:
+        return one_at_a_time(task, sgd, seed, flat), reason
+    return batched(task, sgd, seed, flat, device=device, precision=precision), None
+
+
+def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
+    """A sentence saying why this task can't be trained in batches of trips, or None: a few trips are tried both ways."""
+    if reason := why_no_twin(flat.module):
+        return reason
+    weights = flat.weights()
+    short = replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2 if sgd.steps is None else min(sgd.steps, 2))
+    # two versions, and clients of many examples: a sum is a mean for a client of one
+    largest = sorted(range(min(16, len(task.clients))), key=lambda client: -task.examples(client))[:_CHECKED]
+    versions = weights, weights * 1.01
+    jobs = [Job(trip, client, versions[trip % 2]) for trip, client in enumerate(largest)]
+    jobs.append(Job(len(jobs), largest[0], versions[0]))
+    expected = one_at_a_time(task, short, seed, flat)(jobs)  # what the loop can't train either is an error, here and now
+    flat.load(weights)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            found = batched(task, short, seed, flat)(jobs)
+        except Exception as error:
+            return f"training several trips at once failed with {type(error).__name__}: {error}"
+    far = np.linalg.norm(found - expected, axis=1) > _TOLERANCE * np.linalg.norm(expected, axis=1) + 1e-12
+    if far.any():
+        return (
+            "training several trips at once gave other updates than one at a time: the model mixes rows of a batch or draws "
+            "random numbers itself, or the loss is not a mean over rows"
+        )
+    return None
+
+
+def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32") -> Train:
+    """A function that trains the trips of a chunk together; each depends on (seed, client, trip) only, up to rounding.
+
+    Other devices than the CPU go through plain torch operations, and are not tested here.
+    """
+    if reason := why_no_twin(flat.module):
+        raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
+    return Together(task, sgd, seed, flat, torch.device(device)).train
+
+
+def norms(updates: Matrix) -> Vector:
+    """The Euclidean norm of each update."""
+    squares: Vector = np.einsum("ij,ij->i", updates, updates, dtype=np.float64)
+    return np.sqrt(squares)
+
+
+def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+    """The loss as a function that gives one number for each row, and how many labels it counts there if not one."""
+
+    def by_vmap(output: Tensor, label: Tensor) -> tuple[Tensor, None]:
+        return torch.func.vmap(lambda o, y: loss(o[None], y[None]), randomness="error")(output, label), None
+
+    def known(output: Tensor, label: Tensor) -> tuple[Tensor, None]:
+        if output.shape != label.shape:
+            return by_vmap(output, label)
+        each = loss(output, label, reduction="none")  # type: ignore[call-arg]
+        return each.flatten(1).mean(1) if each.dim() > 1 else each, None
+
+    def cross_entropy(output: Tensor, label: Tensor) -> tuple[Tensor, Tensor | None]:
+        each = F.cross_entropy(output, label, reduction="none")
+        if label.is_floating_point() or (each.dim() == 1 and int(label.min()) >= 0):
+            return each if each.dim() == 1 else each.flatten(1).mean(1), None
+        counted = label != -100  # torch's mean leaves these labels out
+        return each.reshape(len(each), -1).sum(1), counted.reshape(len(each), -1).sum(1)
+
+    if loss is F.cross_entropy:
+        return cross_entropy
+    return known if loss in _KNOWN_LOSSES else by_vmap
+
+
+class Together:
+    """Trains chunks of trips with one copy of the model, whose layers were replaced by twins."""
+
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device) -> None:
+        self.task, self.sgd, self.seed, self.flat, self.device = task, sgd, seed, flat, device
+        self.module, self.current = twin_of(flat, device)
+        self.module.train()
+        self.loss = row_losses(task.loss)
+        self.buffers = [(mine, first) for mine, (_, first) in zip(self.module.buffers(), flat.buffers, strict=True)]
+        sizes = [p.numel() for p in flat.parameters.values()]
+        self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
+        self.generators: list[torch.Generator] = []
+
+    def train(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
+        """The updates of the jobs, row by row; the same for the same chunk in any process."""
+        updates = room_for(jobs, self.flat) if out is None else out
+        versions = {id(job.weights): None for job in jobs}
+        rank = {version: number for number, version in enumerate(versions)}
+        by_version = sorted(range(len(jobs)), key=lambda i: rank[id(jobs[i].weights)])
+        examples = [self.examples(job.client) for job in jobs]
+        plans = (
+            all_batches(
+                self.seed, [job.client for job in jobs], [job.trip for job in jobs], [len(y) for _, y in examples], self.sgd
+            )
+            if jobs
+            else []
+        )
+        for part in split(by_version, [len(plan[0]) for plan in plans]):
+            trips = Trips([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
+            updates[part] = self.together(trips).cpu().numpy()
+        return updates
+
+    def examples(self, client: int) -> tuple[Tensor, Tensor]:
+        x, y = self.task.clients[client]
+        return as_tensor(x, like=self.flat.vector), as_tensor(y, like=self.flat.vector)
+
+    def together(self, trips: "Trips") -> Tensor:
+        """Δ for trips sorted by version."""
+        sgd, count = self.sgd, len(trips.jobs)
+        versions, version_of, groups = trips.versions()
+        w = torch.from_numpy(np.stack(versions)).to(self.device)
+        of = torch.tensor(version_of, device=self.device)
+        generators = self.seeded(trips.jobs)
+        for buffer, original in self.buffers:
+            buffer.copy_(original)
+        # without momentum the learning rate goes into the loss, and gradients are steps already
+        folded = not sgd.momentum
+        update, velocity = w.new_empty(count, w.shape[1]), w.new_zeros(0)
+        for q in range(max(len(plan) for plan in trips.plans)):
+            active = [j for j in range(count) if q < len(trips.plans[j])]
+            which = torch.tensor(active, device=self.device)
+            sizes = [len(trips.plans[j][q]) for j in active]
+            lr = torch.tensor(
+                [sgd.lr * n / sgd.batch_size if sgd.lr_norm else sgd.lr for n in sizes], device=self.device, dtype=w.dtype
+            )
+            scale = lr if folded else torch.ones_like(lr)
+            ends = [0, *accumulate(sizes)]
+            clients = list(pairwise(ends))
+            if q == 0:
+                y, shared = w, [(clients[a][0], clients[b - 1][1]) for a, b in groups]
+                gradient = update
+            else:
+                y, shared = w[of[which]] - update[which], clients
+                gradient = torch.empty_like(y)
+            step = Step(clients, shared, y, gradient, [generators[j] for j in active] if generators else [], ends[-1])
+            self.gradients(step, trips.rows(active, q, self.device), scale, sizes)
+            if sgd.weight_decay:
+                gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)
+            if sgd.proximal and q > 0:
+                gradient.sub_(update[which] * scale[:, None], alpha=sgd.proximal)
+            if not folded:
+                if q == 0:
+                    velocity = gradient.clone()
+                else:
+                    velocity[which] = velocity[which].mul_(sgd.momentum).add_(gradient)
+                gradient.copy_(velocity[which]).mul_(lr[:, None])
+            if q > 0:
+                update.index_add_(0, which, gradient)
+        return update
+
+    def gradients(self, step: Step, rows: tuple[Tensor, Tensor], scale: Tensor, sizes: list[int]) -> None:
+        """Fill the step's gradient with that of each client's mean loss, times its scale."""
+        x, label = rows
+        self.current.step = step
+        n = torch.tensor(sizes, device=self.device)
+        each, counted = self.loss(self.module(x), label)
+        total = n if counted is None else torch.stack([part.sum() for part in torch.split(counted, sizes)])
+        (each * (scale / total).repeat_interleave(n, output_size=len(label))).sum().backward()  # type: ignore[no-untyped-call]
+        for offset, size in self.parameters:
+            if offset not in step.written:
+                step.gradient[:, offset : offset + size].zero_()
+
+    def seeded(self, jobs: Sequence[Job]) -> list[torch.Generator]:
+        """A generator for each job, in the state that the loop's would be in."""
+        while len(self.generators) < len(jobs):
+            self.generators.append(torch.Generator())
+        seeds = dropout_seeds(self.seed, [job.client for job in jobs], [job.trip for job in jobs])
+        return [g.manual_seed(s) for g, s in zip(self.generators, seeds, strict=False)]
+
+
+class Trips:
+    """Some jobs, sorted by version, with their examples and the plan of their local steps."""
+
+    def __init__(self, jobs: list[Job], examples: list[tuple[Tensor, Tensor]], plans: list[list[Indices]]) -> None:
+        self.jobs, self.examples, self.plans = jobs, examples, plans
+
+    def versions(self) -> tuple[list[Vector], list[int], list[tuple[int, int]]]:
+        """The versions in order, the number of each job's version, and the range of jobs of each version."""
+        versions: list[Vector] = []
+        of: list[int] = []
+        for job in self.jobs:
+            if not versions or versions[-1] is not job.weights:
+                versions.append(job.weights)
+            of.append(len(versions) - 1)
+        starts = [of.index(v) for v in range(len(versions))]
+        return versions, of, list(pairwise([*starts, len(of)]))
+
+    def rows(self, active: list[int], q: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of local step q."""
+        picked = [(*self.examples[j], torch.from_numpy(self.plans[j][q])) for j in active]
+        return torch.cat([x[i] for x, _, i in picked]).to(device), torch.cat([y[i] for _, y, i in picked]).to(device)
+
+
+def split(order: list[int], rows: list[int]) -> list[list[int]]:
+    """The jobs in parts of at most _ROWS rows, or one job."""
+    parts: list[list[int]] = []
+    room = 0
+    for i in order:
+        if not parts or rows[i] > room:
+            parts.append([])
+            room = _ROWS
+        parts[-1].append(i)
+        room -= rows[i]
+    return parts

@@ -1,0 +1,519 @@
+"""Layers that train many clients at once: each group of rows sees its own weights, each client gets its own gradient.
+
+A batch here is the rows of many clients, one after another and without padding. `Step` says which rows form a *group*
+(rows that see the same weights: all clients of a version in their first local step, one client in later ones) and
+which belong to a *client*. A *twin* stands in for a layer that holds parameters: forward, it applies to every group
+the group's weights; backward, it hands on the gradient of its input as usual, and writes the gradients of its weights,
+client by client, into rows of one matrix. autograd never sees a parameter.
+
+Everything else in a model, the code of its forward included, runs as it is: rows do not know of each other.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedbuff.learn.flat import Flat
+
+Ranges = list[tuple[int, int]]
+
+
+@dataclass
+class Step:
+    """One local step of several clients: whose rows are where, the weights they see, and room for their gradients."""
+
+    clients: Ranges
+    groups: Ranges
+    weights: Tensor  # [groups, d]
+    gradient: Tensor  # [clients, d]; undefined where nothing was written
+    generators: Sequence[torch.Generator]  # one for each client, for dropout
+    rows: int
+    written: set[int] = field(default_factory=set)  # offsets of the parameters whose gradient was written
+
+    def times(self, ranges: Ranges, rows: int) -> Ranges:
+        """The ranges in a tensor that holds several rows for each row of the batch, as after x.reshape(-1, features)."""
+        if rows == self.rows:
+            return ranges
+        if rows % self.rows:
+            raise ValueError(f"a layer saw {rows} rows of a batch of {self.rows}; the batch must be the first dimension")
+        k = rows // self.rows
+        return [(a * k, b * k) for a, b in ranges]
+
+
+class Slot:
+    """Where a parameter lies in the flat vector; a frozen one (offset None) is the same for everyone."""
+
+    def __init__(self, offset: int | None, parameter: Tensor) -> None:
+        self.offset, self.shape, self.frozen = offset, parameter.shape, parameter.detach()
+        self.size = parameter.numel()
+
+    def weights(self, step: Step) -> Tensor:
+        """[groups, *shape]: what each group sees."""
+        if self.offset is None:
+            return self.frozen.expand(len(step.groups), *self.shape)
+        return step.weights[:, self.offset : self.offset + self.size].view(-1, *self.shape)
+
+    def gradient(self, step: Step) -> tuple[Tensor, int]:
+        """[clients, *shape] to write to, and β: 0 to overwrite, 1 to add to what is there."""
+        assert self.offset is not None
+        beta = int(self.offset in step.written)
+        step.written.add(self.offset)
+        return step.gradient[:, self.offset : self.offset + self.size].view(-1, *self.shape), beta
+
+
+def why_no_twin(module: nn.Module) -> str | None:
+    """A sentence why this model can't be trained in batches of clients, or None."""
+    for name, part in module.named_modules():
+        label = f"{name}: {type(part).__name__}" if name else type(part).__name__
+        own = [p for p in part.parameters(recurse=False) if p.requires_grad]
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and type(part) is not nn.Dropout:
+            return f"{label} draws its own random numbers for a whole batch; only Dropout can be drawn client by client"
+        if not own:
+            continue
+        if type(part) not in _TWINS:
+            known = ", ".join(kind.__name__ for kind in _TWINS)
+            return f"{label} holds parameters of its own and is not one of {known}"
+        hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+        if any(hooks):
+            return f"{label} has hooks, which would see the rows of many clients"
+        if reason := _TWINS[type(part)].why_not(part):
+            return f"{label} {reason}"
+    return None
+
+
+def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
+    """A copy of the model with twins for layers, and the place to put the step they work on."""
+    offsets: dict[int, int | None] = {}
+    offset = 0
+    for p in flat.parameters.values():
+        offsets[id(p)] = offset
+        offset += p.numel()
+    module = copy.deepcopy(flat.module).to(device)
+    slots = {
+        id(twin): Slot(offsets.get(id(p)), twin) for p, twin in zip(flat.module.parameters(), module.parameters(), strict=True)
+    }  # .parameters() names a tied parameter once, and a deep copy keeps the tie
+    current, twins = Current(), dict[int, nn.Module]()
+
+    def swapped(part: nn.Module) -> nn.Module:
+        if id(part) not in twins:
+            trains = any(p.requires_grad for p in part.parameters(recurse=False))
+            trains |= isinstance(part, nn.RNNBase) and part.dropout > 0  # a frozen one still draws masks
+            if type(part) is nn.Dropout and part.p > 0:
+                twins[id(part)] = DropoutTwin(part.p, current)
+            elif trains:
+                of = {name: slots[id(p)] for name, p in part.named_parameters(recurse=False)}
+                twins[id(part)] = _TWINS[type(part)](part, of, current)
+            else:
+                twins[id(part)] = part
+                for name, child in part._modules.items():
+                    if child is not None:
+                        part._modules[name] = swapped(child)
+        return twins[id(part)]
+
+    return swapped(module), current
+
+
+class Current:
+    """The step that the twins of a model work on."""
+
+    step: Step
+
+    def __init__(self) -> None:
+        # outputs of twins must require a gradient though no input does: this one is never looked at
+        self.anchor = torch.zeros((), requires_grad=True)
+
+
+class Twin(nn.Module):
+    """A layer's stand-in: `slots` say where its parameters lie."""
+
+    def __init__(self, layer: nn.Module, slots: dict[str, Slot], current: Current) -> None:
+        super().__init__()
+        self.slots, self.current = slots, current
+        self.setup(layer)
+
+    def setup(self, layer: Any) -> None:
+        """Take over the layer's settings."""
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        """Why this very layer has no twin, as the end of a sentence that begins with its name."""
+        return None
+
+
+# ── linear ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def same_length(ranges: Ranges) -> int:
+    """The length of the ranges if all have the same, else 0."""
+    n = ranges[0][1] - ranges[0][0]
+    return n if all(b - a == n for a, b in ranges) else 0
+
+
+def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Tensor:
+    """Linear, x wᵀ + b, where the rows of each group have their own w [groups, out, in] and b [groups, out]."""
+    if len(groups) == 1:
+        return F.linear(x, w[0], None if b is None else b[0])
+    if n := same_length(groups):
+        stack, wt = x.view(len(groups), n, -1), w.transpose(1, 2)
+        return (torch.bmm(stack, wt) if b is None else torch.baddbmm(b[:, None], stack, wt)).flatten(0, 1)
+    y = x.new_empty(len(x), w.shape[1])
+    for (i, j), wg, bg in zip(groups, w, b if b is not None else [None] * len(w), strict=True):
+        _ = torch.mm(x[i:j], wg.t(), out=y[i:j]) if bg is None else torch.addmm(bg, x[i:j], wg.t(), out=y[i:j])
+    return y
+
+
+def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
+    """into[c] ← β into[c] + dyᵀ x over the rows of client c."""
+    for (i, j), g in zip(clients, into, strict=True):
+        g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
+
+
+def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
+    """into[c] ← β into[c] + Σ values over the rows of client c."""
+    if len(clients) == len(values):
+        sums = values
+    elif n := same_length(clients):
+        sums = values.view(len(clients), n, *values.shape[1:]).sum(1)
+    else:
+        lengths = torch.tensor([j - i for i, j in clients], device=values.device)
+        sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0)
+    _ = into.add_(sums) if beta else into.copy_(sums)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
+        ctx.step, ctx.slots = step, (weight, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(flat)
+        ctx.shape = x.shape
+        groups = step.times(step.groups, len(flat))
+        y = grouped_linear(flat, groups, weight.weights(step), None if bias is None else bias.weights(step))
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        dy = grads[0].reshape(-1, grads[0].shape[-1])
+        clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
+        if weight.offset is not None:
+            grouped_outer(dy, x, clients, *weight.gradient(step))
+        if bias is not None and bias.offset is not None:
+            row_sums(dy, clients, *bias.gradient(step))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None).view(ctx.shape)
+        return dx, None, None, None, None
+
+
+class LinearTwin(Twin):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias")
+        )
+        return y
+
+
+# ── convolution ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Conv = tuple[list[int], list[int], list[int], bool, list[int], int]  # stride, padding, dilation, False, zeros, groups
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv) -> Tensor:
+        ctx.step, ctx.slots, ctx.how = step, (weight, bias), how
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        outputs = [
+            torch.convolution(x[i:j], w[g], None if b is None else b[g], *how)
+            for g, (i, j) in enumerate(step.times(step.groups, len(x)))
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,), step, (weight, bias), how = ctx.saved_tensors, ctx.step, ctx.slots, ctx.how
+        dy = grads[0].contiguous()
+        w = weight.weights(step)
+        if weight.offset is not None:
+            gradient, beta = weight.gradient(step)
+            for (i, j), g in zip(step.times(step.clients, len(x)), gradient, strict=True):
+                dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
+                _ = g.add_(dw) if beta else g.copy_(dw)
+        if bias is not None and bias.offset is not None:
+            sums = dy.flatten(2).sum(2)
+            row_sums(sums, step.times(step.clients, len(x)), *bias.gradient(step))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            parts = [
+                torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[g], None, *how, [True, False, False])[0]
+                for g, (i, j) in enumerate(step.times(step.groups, len(x)))
+            ]
+            dx = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return dx, None, None, None, None, None
+
+
+class ConvTwin(Twin):
+    def setup(self, layer: Any) -> None:
+        padding = layer.padding
+        if padding == "valid":
+            padding = (0,) * len(layer.kernel_size)
+        elif padding == "same":
+            padding = tuple(d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+        zeros = [0] * len(layer.kernel_size)
+        self.how: Conv = list(layer.stride), list(padding), list(layer.dilation), False, zeros, layer.groups
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        if layer.padding_mode != "zeros":
+            return f"pads with {layer.padding_mode}; only zeros can be batched"
+        if layer.padding == "same" and any(d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)):
+            return "has padding='same' with an even kernel, which pads one side more than the other"
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != len(self.how[0]) + 2:
+            raise ValueError(f"a convolution saw an input of shape {tuple(x.shape)} without a batch dimension")
+        y: Tensor = _Conv.apply(  # type: ignore[no-untyped-call]
+            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias"), self.how
+        )
+        return y
+
+
+# ── norms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Affine(torch.autograd.Function):
+    """y = x γ + β, over the trailing dimensions of x that `view` says γ and β have there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, view: tuple[int, ...]
+    ) -> Tensor:
+        ctx.step, ctx.slots, ctx.view = step, (weight, bias), view
+        ctx.save_for_backward(x)
+        y = torch.empty_like(x)
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        for g, (i, j) in enumerate(step.times(step.groups, len(x))):
+            torch.mul(x[i:j], w[g].view(view), out=y[i:j])
+            if b is not None:
+                y[i:j] += b[g].view(view)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,), step, (weight, bias), view = ctx.saved_tensors, ctx.step, ctx.slots, ctx.view
+        dy = grads[0]
+        clients = step.times(step.clients, len(x))
+        for slot, values in ((weight, dy * x if weight.offset is not None else dy), (bias, dy)):
+            if slot is not None and slot.offset is not None:
+                row_sums(_sum_to(values, view).view(-1, *slot.shape), clients, *slot.gradient(step))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx, w = torch.empty_like(dy), weight.weights(step)
+            for g, (i, j) in enumerate(step.times(step.groups, len(x))):
+                torch.mul(dy[i:j], w[g].view(view), out=dx[i:j])
+        return dx, None, None, None, None, None
+
+
+def _sum_to(values: Tensor, view: tuple[int, ...]) -> Tensor:
+    """[rows, size of view]: sums over every dimension but the first that `view` does not have."""
+    shape = (1,) * (values.dim() - len(view)) + view
+    over = [d for d in range(1, values.dim()) if shape[d] == 1 and values.shape[d] != 1]
+    return (values.sum(over) if over else values).flatten(1)
+
+
+class GroupNormTwin(Twin):
+    def setup(self, layer: Any) -> None:
+        self.groups, self.eps = layer.num_groups, layer.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = F.group_norm(x, self.groups, eps=self.eps)
+        y: Tensor = _Affine.apply(  # type: ignore[no-untyped-call]
+            normal,
+            self.current.anchor,
+            self.current.step,
+            self.slots["weight"],
+            self.slots["bias"],
+            (-1, *(1,) * (x.dim() - 2)),
+        )
+        return y
+
+
+class LayerNormTwin(Twin):
+    def setup(self, layer: Any) -> None:
+        self.shape, self.eps = layer.normalized_shape, layer.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = F.layer_norm(x, self.shape, eps=self.eps)
+        y: Tensor = _Affine.apply(  # type: ignore[no-untyped-call]
+            normal, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias"), self.shape
+        )
+        return y
+
+
+# ── embedding ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, padding: int | None) -> Tensor:
+        ctx.step, ctx.slot, ctx.padding = step, weight, padding
+        ctx.save_for_backward(x)
+        w = weight.weights(step)
+        parts = [F.embedding(x[i:j], w[g]) for g, (i, j) in enumerate(step.times(step.groups, len(x)))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,), step = ctx.saved_tensors, ctx.step
+        gradient, beta = ctx.slot.gradient(step)
+        for (i, j), g in zip(step.times(step.clients, len(x)), gradient, strict=True):
+            if not beta:
+                g.zero_()
+            kept = x[i:j].reshape(-1)
+            dy = grads[0][i:j].reshape(len(kept), -1)
+            if ctx.padding is not None:
+                dy = dy * (kept != ctx.padding)[:, None]
+            g.index_add_(0, kept, dy)
+        return None, None, None, None, None
+
+
+class EmbeddingTwin(Twin):
+    def setup(self, layer: Any) -> None:
+        self.padding = layer.padding_idx
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        odd = layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+        return "uses max_norm, scale_grad_by_freq or sparse, which can't be batched" if odd else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
+            x, self.current.anchor, self.current.step, self.slots["weight"], self.padding
+        )
+        return y
+
+
+# ── dropout ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dropout(x: Tensor, p: float, step: Step, dim: int = 0) -> Tensor:
+    """What torch's dropout does, with each client's mask drawn from the client's generator."""
+    mask = torch.empty_like(x)
+    for (i, j), generator in zip(step.times(step.clients, x.shape[dim]), step.generators, strict=True):
+        rows = mask.narrow(dim, i, j - i)
+        # drawn on its own and in the order of memory, as torch would for the client's rows alone
+        drawn = torch.empty_like(rows, device="cpu").bernoulli_(1 - p, generator=generator)
+        rows.copy_(drawn)
+    return x * mask.div_(1 - p) if p < 1 else x * mask
+
+
+class DropoutTwin(nn.Module):
+    def __init__(self, p: float, current: Current) -> None:
+        super().__init__()
+        self.p, self.current = p, current
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.current.step)
+
+
+# ── recurrent ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RecurrentTwin(Twin):
+    """LSTM, GRU and RNN: the inputs of all time steps are multiplied at once, the state step by step."""
+
+    def setup(self, layer: Any) -> None:
+        self.layers, self.directions = layer.num_layers, 2 if layer.bidirectional else 1
+        self.batch_first, self.dropout, self.hidden = layer.batch_first, layer.dropout, layer.hidden_size
+        self.kind = layer.mode
+        self.cell = {
+            "LSTM": _lstm_cell,
+            "GRU": _gru_cell,
+            "RNN_TANH": _rnn_cell(torch.tanh),
+            "RNN_RELU": _rnn_cell(torch.relu),
+        }[layer.mode]
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        return "has proj_size, which can't be batched" if layer.proj_size else None
+
+    def linear(self, x: Tensor, kind: str, suffix: str) -> Tensor:
+        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x,
+            self.current.anchor,
+            self.current.step,
+            self.slots[f"weight_{kind}{suffix}"],
+            self.slots.get(f"bias_{kind}{suffix}"),
+        )
+        return y
+
+    def forward(self, x: Tensor, state: object = None) -> Any:
+        if state is not None or not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError("a recurrent layer saw a starting state, packed sequences or an input without a batch dimension")
+        x = x if self.batch_first else x.transpose(0, 1)
+        last = []
+        for layer in range(self.layers):
+            outputs = []
+            for direction in range(self.directions):
+                suffix = f"_l{layer}" + "_reverse" * direction
+                y, ends = self.one(x, suffix, backwards=bool(direction))
+                outputs.append(y)
+                last.append(ends)
+            x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+            if self.dropout > 0 and layer < self.layers - 1:
+                x = dropout(x.transpose(0, 1).contiguous(), self.dropout, self.current.step, dim=1).transpose(0, 1)
+        ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
+        return x if self.batch_first else x.transpose(0, 1), ends if self.kind == "LSTM" else ends[0]
+
+    def one(self, x: Tensor, suffix: str, backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end."""
+        inputs = self.linear(x, "ih", suffix)
+        state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
+        outputs: list[Tensor] = []
+        times = range(x.shape[1])
+        for t in reversed(times) if backwards else times:
+            state = self.cell(inputs[:, t], self.linear(state[0], "hh", suffix), state)
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if backwards else outputs, 1), state
+
+
+Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def _lstm_cell(x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    i, f, g, o = (x + h).chunk(4, 1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru_cell(x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    z, n = torch.sigmoid(xz + hz), torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
+    return (n + z * (state[0] - n),)
+
+
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda x, h, state: (activation(x + h),)
+
+
+_TWINS: dict[type[nn.Module], type[Twin]] = {
+    nn.Linear: LinearTwin,
+    nn.Conv1d: ConvTwin,
+    nn.Conv2d: ConvTwin,
+    nn.Conv3d: ConvTwin,
+    nn.GroupNorm: GroupNormTwin,
+    nn.LayerNorm: LayerNormTwin,
+    nn.Embedding: EmbeddingTwin,
+    nn.LSTM: RecurrentTwin,
+    nn.GRU: RecurrentTwin,
+    nn.RNN: RecurrentTwin,
+}

@@ -1,0 +1,398 @@
+"""Training many trips at once gives what training them one at a time does."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import fedbuff as fb
+from fedbuff.learn.batched import batched, norms, trainer, why_not
+from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+
+SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example
+SGD = fb.LocalSGD(lr=0.2, batch_size=4)
+
+torch.set_num_threads(1)
+
+
+def clients_of(shape: Sequence[int], classes: int = 3, words: int = 0, sizes: Sequence[int] = SIZES, labels=(), seed: int = 0):
+    """Clients with random inputs of a shape (integers below `words` if given) and random labels."""
+    rng = np.random.default_rng(seed)
+    draw = (lambda n: rng.integers(0, words, (n, *shape))) if words else (lambda n: rng.normal(size=(n, *shape)))
+    return [(draw(n) if words else draw(n).astype(np.float32), rng.integers(0, classes, (n, *labels))) for n in sizes]
+
+
+def task_of(model, clients, loss=F.cross_entropy) -> fb.Task:
+    return fb.Task(model=model, loss=loss, clients=clients, evaluate=clients[0], accuracy=None)
+
+
+def both_ways(task: fb.Task, sgd: fb.LocalSGD = SGD, trips: int = 9, versions: int = 2, seed: int = 3):
+    """Updates of a chunk by the loop and by the batch; trips of the versions take turns."""
+    flat, weights = initial_weights(task, seed)
+    rng = np.random.default_rng(seed)
+    starts = [weights + v * rng.normal(0, 0.03, len(weights)).astype(weights.dtype) for v in range(versions)]
+    jobs = [Job(7 * t, t % len(task.clients), starts[t % versions]) for t in range(trips)]
+    return one_at_a_time(task, sgd, seed, flat)(jobs), batched(task, sgd, seed, flat)(jobs)
+
+
+def assert_equal(task: fb.Task, sgd: fb.LocalSGD = SGD, **how) -> None:
+    expected, found = both_ways(task, sgd, **how)
+    assert norms(expected).min() > 1e-4
+    assert norms(found - expected) == pytest.approx(0, abs=1e-5 * norms(expected).max())
+    flat, _ = initial_weights(task, 3)
+    assert why_not(task, sgd, 3, flat) is None
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer between a frozen or trained embedding and a linear layer."""
+
+    def __init__(self, kind=nn.LSTM, frozen=False, **how) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 5, padding_idx=0).requires_grad_(not frozen)
+        self.over_time = kind(5, 4, **how)
+        self.end = nn.Linear(4 * (2 if how.get("bidirectional") else 1), 3)
+        self.first = how.get("batch_first", False)
+
+    def forward(self, x):
+        out, last = self.over_time(self.words(x) if self.first else self.words(x).transpose(0, 1))
+        last = last[0] if isinstance(last, tuple) else last
+        return self.end(out[:, -1] if self.first else out[-1]) + last[-1][:, :3]
+
+
+class Free(nn.Module):
+    """A forward that does what it likes: a residual, a reused layer, reshapes and functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(2, 2)
+        self.norm, self.end = nn.LayerNorm([3, 2]), nn.Linear(6, 3, bias=False)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += 1
+        x = x + torch.tanh(self.a(x))
+        x = x * self.a(x).sigmoid() * self.seen
+        pairs = self.b(x.reshape(-1, 2)).view(-1, 3, 2)
+        return self.end(F.gelu(self.norm(pairs)).flatten(1))
+
+
+class SharedNorm(nn.Module):
+    """As in FLSim's network: the same normalisation after every convolution."""
+
+    def __init__(self, groups=4, inplace=False, pool=True) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(2 if i == 0 else 4, 4, 3, 1, 2) for i in range(3)])
+        parts = [nn.GroupNorm(groups, 4), nn.ReLU(inplace=inplace), *([nn.MaxPool2d(2, 2)] if pool else [])]
+        self.norm, self.drop, self.end = nn.Sequential(*parts), nn.Dropout(0.2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        for conv in self.convs:
+            x = self.norm(conv(x))
+        return self.end(self.drop(x.mean((2, 3))))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def partly_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    model[3].bias.requires_grad_(False)
+    return model
+
+
+def conv(*arguments, size=6, kind=nn.Conv2d, **how):
+    """A convolution and what follows it, for inputs of `size`."""
+
+    def model() -> nn.Module:
+        layer = kind(*arguments, **how)
+        return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
+
+    def made() -> nn.Module:
+        whole = model()
+        whole(torch.zeros(1, arguments[0], *(size,) * (1 if kind is nn.Conv1d else 2)))
+        return whole
+
+    return made
+
+
+IMAGES, WORDS = clients_of((2, 6, 6)), clients_of((7,), words=20)
+MODELS = {
+    "linear": (lambda: nn.Linear(4, 3), clients_of((4,))),
+    "mlp with dropout": (lambda: fb.models.mlp((5, 6), dropout=0.3)(4, 3), clients_of((4,))),
+    "linear over time": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3)), clients_of((3, 4))),
+    "conv": (conv(2, 4, 3), IMAGES),
+    "conv stride": (conv(2, 4, 3, stride=2, padding=1), IMAGES),
+    "conv dilated groups": (conv(2, 4, (3, 2), dilation=2, groups=2, bias=False), IMAGES),
+    "conv same": (conv(2, 4, 3, padding="same"), IMAGES),
+    "conv 3x3 padding 2": (conv(2, 5, 3, padding=2), IMAGES),
+    "conv1d": (conv(2, 3, 2, kind=nn.Conv1d), clients_of((2, 6))),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(72, 3)), IMAGES),
+    "norms without weights": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 2, affine=False), nn.Flatten(), nn.LayerNorm(72, bias=False), nn.Linear(72, 3)),
+        IMAGES,
+    ),
+    "shared norm": (SharedNorm, IMAGES),
+    "shared norm, other groups": (lambda: SharedNorm(2, inplace=True), IMAGES),
+    "shared norm, no pool": (lambda: SharedNorm(4, pool=False), IMAGES),
+    "max pool": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)), IMAGES),
+    "lstm": (lambda: Recurrent(batch_first=True), WORDS),
+    "lstm of two layers": (lambda: Recurrent(num_layers=2, dropout=0.3, batch_first=True, frozen=True), WORDS),
+    "lstm both directions": (lambda: Recurrent(num_layers=2, dropout=0.2, bidirectional=True), WORDS),
+    "lstm without bias": (lambda: Recurrent(bias=False, batch_first=True, bidirectional=True), WORDS),
+    "gru": (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.3, batch_first=True, bidirectional=True), WORDS),
+    "rnn": (lambda: Recurrent(nn.RNN, nonlinearity="relu"), WORDS),
+    "free": (Free, clients_of((6,))),
+    "tied": (tied, clients_of((4,))),
+    "partly frozen": (partly_frozen, clients_of((4,))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers(name):
+    model, clients = MODELS[name]
+    assert_equal(task_of(model, clients))
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp with dropout", "shared norm", "lstm of two layers", "free"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 1},
+        {"steps": 7},
+        {"epochs": 3, "weight_decay": 0.1},
+        {"epochs": 2, "proximal": 0.5},
+        {"epochs": 2, "momentum": 0.9},
+        {"epochs": 2, "lr_norm": True},
+        {"steps": 1, "weight_decay": 0.1, "momentum": 0.5, "lr_norm": True},
+        {"momentum": 0.5, "weight_decay": 0.01, "proximal": 0.1, "lr_norm": True, "epochs": 2, "batch_size": 3},
+    ],
+    ids=str,
+)
+def test_options_of_local_sgd(name, changes):
+    model, clients = MODELS[name]
+    assert_equal(task_of(model, clients), replace(SGD, lr=0.05, **changes))
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["linear", "mlp with dropout", "conv 3x3 padding 2", "lstm"]),
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_any_sizes(name, sizes, trips, versions, batch_size, steps):
+    model, clients = MODELS[name]
+    x = clients[0][0]
+    words = 20 if x.dtype == np.int64 else 0
+    task = task_of(model, clients_of(x.shape[1:], words=words, sizes=sizes, seed=len(sizes)))
+    sgd = fb.LocalSGD(lr=0.05, batch_size=batch_size, steps=steps)
+    expected, found = both_ways(task, sgd, trips=trips, versions=min(versions, trips))
+    assert found == pytest.approx(expected, abs=1e-5 * max(1.0, norms(expected).max()))
+
+
+def squared(out, y):
+    return ((out[:, 0] - y) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels"),
+    [
+        (lambda out, y: F.cross_entropy(out, y), 3, ()),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), 3, ()),
+        (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.clamp(max=1).float()), 1, ()),
+        (squared, 1, ()),
+    ],
+    ids=["lambda", "module", "binary", "squares"],
+)
+def test_losses(loss, outputs, labels):
+    assert_equal(task_of(lambda: nn.Linear(4, outputs), clients_of((4,), labels=labels), loss))
+
+
+def test_a_known_loss_of_float_labels():
+    clients = [(x, x[:, :2] * 2) for x, _ in clients_of((4,))]
+    assert_equal(task_of(lambda: nn.Linear(4, 2), clients, F.mse_loss))
+
+
+def test_a_label_for_every_time_step_and_labels_that_do_not_count():
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.end(x).transpose(1, 2)
+
+    clients = clients_of((5, 4), labels=(5,))
+    assert_equal(task_of(Tagger, clients))
+    for _, y in clients:
+        y[:, 3:] = np.where(np.arange(len(y))[:, None] % 2, -100, y[:, 3:])
+    assert_equal(task_of(Tagger, clients))
+
+
+def test_double_precision():
+    clients = [(x.astype(np.float64), y) for x, y in IMAGES]
+    expected, found = both_ways(task_of(lambda: SharedNorm().double(), clients), replace(SGD, epochs=2))
+    assert found.dtype == np.float64
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_updates_are_written_where_the_caller_wants_them():
+    task = task_of(*MODELS["free"])
+    flat, weights = initial_weights(task, 0)
+    jobs = [Job(t, t % 6, weights) for t in range(8)]
+    for train in (one_at_a_time(task, SGD, 0, flat), batched(task, SGD, 0, flat)):
+        room = np.full((9, len(weights)), np.nan, np.float32)
+        assert train(jobs, room[:8]) is not None
+        assert np.array_equal(room[:8], train(jobs))
+        assert np.isnan(room[8]).all()
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp with dropout", "shared norm", "lstm of two layers"])
+def test_a_chunk_is_the_same_bit_for_bit_whatever_came_before(name):
+    task = task_of(*MODELS[name])
+    flat, weights = initial_weights(task, 0)
+    jobs = [Job(t, t % 6, weights) for t in range(8)]
+    train = batched(task, SGD, 0, flat)
+    state = torch.get_rng_state()
+    first = train(jobs).copy()
+    train([Job(99, 3, weights + 1)])
+    assert np.array_equal(train(jobs), first)
+    assert np.array_equal(batched(task, SGD, 0, flat)(jobs), first)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_nothing_to_train_is_no_error():
+    task = task_of(*MODELS["linear"])
+    flat, weights = initial_weights(task, 0)
+    assert batched(task, SGD, 0, flat)([]).shape == (0, len(weights))
+
+
+def test_read_only_weights_do():
+    task = task_of(*MODELS["linear"])
+    flat, weights = initial_weights(task, 0)
+    weights.flags.writeable = False
+    assert np.isfinite(batched(task, SGD, 0, flat)([Job(0, 0, weights)])).all()
+
+
+def test_what_is_not_finite_stays_so():
+    """A client that diverges must be seen to, and must not touch its neighbours."""
+    for name in ("linear", "shared norm", "lstm"):
+        model, clients = MODELS[name]
+        task = task_of(model, clients)
+        flat, weights = initial_weights(task, 0)
+        bad = weights.copy()
+        bad[-1] = np.nan
+        found = batched(task, SGD, 0, flat)([Job(0, 0, weights), Job(1, 1, bad), Job(2, 2, weights)])
+        assert np.isfinite(found).all(1).tolist() == [True, False, True]
+
+
+# ── what can't be batched ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OwnLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.end = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.end(x * self.scale)
+
+
+class FunctionalDropout(nn.Linear):
+    pass
+
+
+def functional_dropout() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.end(F.dropout(x, 0.5))
+
+    return Net()
+
+
+def mixing_rows() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.end(x - x.mean(0))
+
+    return Net()
+
+
+def weight_used_elsewhere() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return F.linear(x, self.end.weight)
+
+    return Net()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "reason"),
+    [
+        (OwnLayer, F.cross_entropy, "OwnLayer holds parameters of its own and is not one of Linear, Conv1d"),
+        (lambda: FunctionalDropout(4, 3), F.cross_entropy, "FunctionalDropout holds parameters"),
+        (lambda: nn.Sequential(nn.AlphaDropout(0.1), nn.Linear(4, 3)), F.cross_entropy, "0: AlphaDropout draws its own"),
+        (functional_dropout, F.cross_entropy, "other updates.*draws random numbers"),
+        (mixing_rows, F.cross_entropy, "other updates.*mixes rows"),
+        (weight_used_elsewhere, F.cross_entropy, "failed with AttributeError"),
+        (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y, reduction="sum"), "not a mean over rows"),
+        (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y) * float(out.sum() > 0), "failed with"),
+    ],
+)
+def test_what_can_not_be_batched_is_trained_by_the_loop_and_says_why(model, loss, reason):
+    task = task_of(model, clients_of((4,)), loss)
+    flat, weights = initial_weights(task, 0)
+    train, why = trainer(task, SGD, 0, flat)
+    assert why is not None
+    assert re.search(reason, why), why
+    jobs = [Job(0, 0, weights), Job(1, 2, weights)]
+    assert np.array_equal(train(jobs), one_at_a_time(task, SGD, 0, flat)(jobs))
+
+
+def test_hooks_and_odd_layers_are_refused():
+    for layer, reason in (
+        (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), "reflect"),
+        (nn.Conv2d(2, 3, 2, padding="same"), "even kernel"),
+        (nn.LSTM(3, 4, proj_size=2), "proj_size"),
+        (nn.Embedding(3, 4, max_norm=1.0), "max_norm"),
+    ):
+        task = task_of(lambda layer=layer: layer, clients_of((4,)))
+        flat, _ = initial_weights(task, 0)
+        assert reason in str(why_not(task, SGD, 0, flat))
+    hooked = nn.Linear(4, 3)
+    hooked.register_forward_hook(lambda *_: None)
+    flat, _ = initial_weights(task_of(lambda: hooked, clients_of((4,))), 0)
+    assert "hooks" in str(why_not(task_of(lambda: hooked, clients_of((4,))), SGD, 0, flat))
+    with pytest.raises(ValueError, match="can't be trained in batches of trips: Linear has hooks"):
+        batched(task_of(lambda: hooked, clients_of((4,))), SGD, 0, flat)
+
+
+def test_the_norms_of_updates():
+    assert norms(np.array([[3, 4], [0, 0]], np.float32)).tolist() == [5, 0]
