@@ -42,7 +42,7 @@ def test_a_server_in_a_file_takes_what_server_in_python_takes():
 
 def test_settings_hold_every_argument_of_simulate():
     arguments = set(inspect.signature(fb.simulate).parameters)
-    how = {"out", "resume", "checkpoint_every", "settings", "progress"}
+    how = {"out", "resume", "checkpoint_every", "settings", "progress", "workers", "engine", "address", "say"}
     assert {f.name for f in dataclasses.fields(Settings)} - {"name"} == arguments - how - {"algorithm"}
 
 

@@ -21,6 +21,7 @@ from fedbuff.learn import tasks as tasks
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.partition import by_key, dirichlet, iid, shards, split_examples
 from fedbuff.learn.task import Task
+from fedbuff.learn.training import Training
 from fedbuff.report.files import FolderError
 from fedbuff.report.run import Run, load
 from fedbuff.sim.availability import windows
@@ -51,6 +52,7 @@ __all__ = [
     "StepTaken",
     "Task",
     "Timeline",
+    "Training",
     "TripFailed",
     "Until",
     "UpdateArrived",

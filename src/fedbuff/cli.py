@@ -150,7 +150,15 @@ def presets(args: argparse.Namespace) -> None:
 
 def _run_one(experiment: Settings, out: Path, args: argparse.Namespace, resume: bool = False) -> Run:
     with bar(f"{experiment.name} {experiment.seed}", experiment.until, args.quiet or args.json) as progress:
-        return experiment.run(out=out, resume=resume or args.resume, progress=progress, checkpoint_every=args.checkpoint_every)
+        return experiment.run(
+            out=out,
+            resume=resume or args.resume,
+            progress=progress,
+            checkpoint_every=args.checkpoint_every,
+            workers=args.workers,
+            engine=args.engine,
+            address=args.address,
+        )
 
 
 def _checked(where: object, tables: Table) -> Settings:
@@ -265,6 +273,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--checkpoint-every", type=float, default=10.0, metavar="SECONDS", help="real time between checkpoints (10)"
         )
+        sub.add_argument("--workers", type=int, metavar="N", help="processes that train (default: one per core)")
+        sub.add_argument("--engine", choices=("local", "ray"), default="local", help="train here, or on a Ray cluster")
+        sub.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -32,6 +32,7 @@ from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.learn import tasks
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
+from fedbuff.learn.training import Training
 from fedbuff.presets import PRESETS
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
@@ -78,6 +79,7 @@ class Settings:
     availability: windows | None = None
     evaluate_every: int | None = None
     target: float | None = None
+    training: Training = Training()
 
     def __post_init__(self) -> None:
         """What only `simulate` would find out, so that a comparison does not stop at its fifth run."""
@@ -104,7 +106,7 @@ class Settings:
         """Every setting, defaults included, as a run's settings.toml has it."""
         task = toml.table_of(*self.task)
         plain = {name: getattr(self, name) for name in ("name", "seed", "dropout", "timeout", "evaluate_every", "target")}
-        return describe(task, self.server, self.client, self.until, self.timing, self.availability, **plain)
+        return describe(task, self.server, self.client, self.until, self.timing, self.availability, self.training, **plain)
 
 
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +125,7 @@ def from_tables(tables: Table) -> Settings:
             server=server,
             client=client,
             until=toml.decode(Until, tables["until"], "until"),
+            training=toml.decode(Training, tables.get("training", {}), "training"),
             name=toml.decode_value(str, tables.get("name", name), "name"),
             **_plain(tables, "seed", "evaluate_every", "target"),
             **_clock(tables),

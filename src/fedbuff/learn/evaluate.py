@@ -9,6 +9,19 @@ from fedbuff.learn.task import Task
 ROWS = 2048
 
 
+def evaluate(task: Task, flat: Flat, weights: Vector) -> dict[str, dict[str, float]]:
+    """Loss and accuracy on every split, here and now; the accuracy is left out where the task has none."""
+    found: dict[str, list[tuple[float, int, int]]] = {}
+    for split, start in blocks(task):
+        found.setdefault(split, []).append(evaluate_rows(task, flat, weights, split, start))
+    return {split: combine(parts, task.accuracy is not None) for split, parts in found.items()}
+
+
+def blocks(task: Task) -> list[tuple[str, int]]:
+    """Where the blocks of every split start."""
+    return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), ROWS)]
+
+
 def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
     """On the `ROWS` examples of a split from `start` on: the sum of losses, how many are right, how many there are."""
     inputs, labels = task.splits[split]
@@ -21,7 +34,7 @@ def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: in
         return loss, int(task.accuracy(output, y).sum()) if task.accuracy else 0, len(y)
 
 
-def combine(blocks: list[tuple[float, int, int]], accuracy: bool) -> dict[str, float]:
+def combine(parts: list[tuple[float, int, int]], accuracy: bool) -> dict[str, float]:
     """Loss and accuracy over blocks, summed in their order."""
-    loss, right, rows = (sum(parts) for parts in zip(*blocks, strict=True))
+    loss, right, rows = (sum(part) for part in zip(*parts, strict=True))
     return {"loss": loss / rows} | ({"accuracy": right / rows} if accuracy else {})

@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
+from fedbuff.learn.batched import trainer as fastest
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.evaluate import ROWS, evaluate_rows
+from fedbuff.learn.evaluate import evaluate_rows
 from fedbuff.learn.flat import Flat
-from fedbuff.learn.local import Job, Train, one_at_a_time
+from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
 from fedbuff.learn.task import Task
-
-Matrix = NDArray[np.floating]
+from fedbuff.learn.training import Training
 
 
 @dataclass(frozen=True)
@@ -25,25 +22,23 @@ class Trainer:
     task: Task
     flat: Flat
     trips: Train
-    note: str | None = None  # why trips are trained one at a time, if they are
+    note: str | None = None  # why trips are trained one at a time, if they can't be trained together
 
     def train(self, trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]) -> Matrix:
-        """The updates of trips, one per row."""
-        jobs = [Job(*job) for job in zip(trips, clients, weights, strict=True)]
-        return np.asarray(self.trips(jobs))
+        """The updates of trips, one per row; trips of one version have the same array as weights."""
+        return self.trips([Job(*job) for job in zip(trips, clients, weights, strict=True)])
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""
         return evaluate_rows(self.task, self.flat, weights, split, start)
 
-    def blocks(self) -> list[tuple[str, int]]:
-        """Where the blocks of every split start."""
-        return [(split, start) for split, (_, y) in self.task.splits.items() for start in range(0, len(y), ROWS)]
 
-
-def trainer(task: Task, sgd: LocalSGD, seed: int, flat: Flat, how: dict[str, Any] | None = None) -> Trainer:
-    """The fastest way to train this task."""
-    return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
+def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | None = None) -> Trainer:
+    """The way to train this task that `how` asks for; `flat` is its model with initial weights, if it is there already."""
+    flat = initial_weights(task, seed)[0] if flat is None else flat
+    if not how.batched:
+        return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
+    return Trainer(task, flat, *fastest(task, sgd, seed, flat, device=how.device, precision=how.precision))
 
 
 def one_thread() -> int:

@@ -171,9 +171,9 @@ class _Worker:
     """The actor: a trainer of its own, and weights fetched from the object store of its node."""
 
     def __init__(self, task: "Task", make: "Callable[[Task], Trainer]") -> None:
-        from fedbuff.learn.work import settle
+        from fedbuff.learn.work import one_thread
 
-        settle()
+        one_thread()
         self._trainer = make(task)
 
     def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:

@@ -8,12 +8,14 @@ import contextlib
 import math
 import os
 import platform
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from fedbuff.core.starting import arrivals
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
+from fedbuff.learn.training import Training
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
 from fedbuff.sim.ahead import Ahead, horizon
@@ -69,7 +72,11 @@ def simulate(
     resume: bool = False,
     checkpoint_every: float = 10.0,
     progress: Callable[[Status], None] | None = None,
+    training: Training = Training(),
     workers: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Run:
     """Run `server` over `task` in virtual time.
 
@@ -79,20 +86,27 @@ def simulate(
     target            note when this accuracy is first reached, without stopping there (`until` stops)
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
+    training          how trips are computed, e.g. `Training(batched=False)` for the obvious loop
     workers           processes that train, by default one for each core; with 1, this process; the result is the same
+    engine, address   "ray" trains on a Ray cluster: on the one at `address`, or one started here; the result is the same
+    say               told in a line what a user should know
 
     Weights given to the server are where it starts; otherwise the model's own, drawn from the seed. The same arguments and
     seed give the same weights and trips, bit for bit, on the same machine.
     """
     import torch
 
+    from fedbuff.learn.evaluate import blocks
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import one_thread, trainer
 
     check.integer(0, seed=seed)
     check.number(0, checkpoint_every=checkpoint_every)
-    workers = (cores() if can_fork() else 1) if workers is None else workers
-    check.integer(1, workers=workers)
+    if workers is not None:
+        check.integer(1, workers=workers)
+    check.one_of(("local", "ray"), engine=engine)
+    if address is not None and engine != "ray":
+        raise ValueError(f"address={address!r} is a Ray cluster's: give engine='ray' with it")
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
     if evaluate_every is not None:
         check.integer(1, evaluate_every=evaluate_every)
@@ -127,6 +141,7 @@ def simulate(
             until,
             timing,
             availability,
+            training,
             name=algorithm,
             seed=seed,
             dropout=dropout,
@@ -137,9 +152,19 @@ def simulate(
         start = plan.schedule.start
         in_flight = start.rate * plan.clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
         steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
-        work = trainer(task, client, seed, flat)
-        room = (round(4 * in_flight) + 256, (steps + 2) * server.buffer_size + 256, weights, windowed)
-        pool: Pool = Here(work, *room) if workers == 1 else Workers(work, *room, workers)
+        work = trainer(task, client, seed, training, flat)
+        if work.note is not None:
+            say(f"fedbuff: trips are trained one at a time, which is slower: {work.note}")
+        versions, updates = round(4 * in_flight) + 256, (steps + 2) * server.buffer_size + 256
+        if engine == "ray":
+            from fedbuff.sim.ray import OnRay
+
+            make = partial(trainer, sgd=client, seed=seed, how=training)
+            pool: Pool = OnRay(task, make, updates, weights, windowed, workers, address)
+        elif workers == 1 or not can_fork() or training.device != "cpu":
+            pool = Here(work, versions, updates, weights, windowed)
+        else:
+            pool = Workers(work, versions, updates, weights, windowed, workers or cores())
         at_the_end.callback(pool.close)
         simulation = _Simulation(
             plan=plan,
@@ -148,7 +173,7 @@ def simulate(
             aggregation=Aggregation(weights, server.optimizer, server.mixing),
             by_examples=server.weight_by == "examples",
             task=task,
-            blocks=work.blocks(),
+            blocks=blocks(task),
             until=until,
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight)),
@@ -173,6 +198,7 @@ def describe(
     until: Until,
     timing: Draw,
     availability: windows | None,
+    training: Training,
     **plain: Any,
 ) -> toml.Table:
     """The complete tables of a settings file: every setting, defaults included, None left out."""
@@ -184,6 +210,7 @@ def describe(
         "timing": toml.encode(timing),
         **({"availability": toml.fields_of(availability)} if availability else {}),
         "until": toml.fields_of(until),
+        "training": toml.fields_of(training),
     }
 
 
@@ -234,6 +261,9 @@ class _Simulation:
         saved = folder.last_checkpoint() if folder else None
         if saved is None:
             self.begin()
+            if folder:
+                folder.checkpoint(*self.state())
+            self.collect(wait=True)  # a run may end before it begins
         else:
             self.restore(*saved)
         if folder:
@@ -266,7 +296,6 @@ class _Simulation:
         self.look_ahead()
         self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0))
         self.evaluate()
-        self.collect(wait=True)  # a run may end before it begins
 
     def look_ahead(self) -> None:
         """Keep the plan as far ahead as training wants it."""

@@ -1,0 +1,25 @@
+"""How trips are computed, as settings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedbuff.core import check
+
+
+@dataclass(frozen=True)
+class Training:
+    """How trips are computed: it changes what a run costs, and its result by rounding only.
+
+    batched     trips together where the model allows it; if not, one at a time in the obvious loop
+    device      where torch computes: "cpu", "cuda", "cuda:1" (other devices than the CPU are not tested)
+    precision   "bfloat16" computes products in it, where the machine can; weights and updates stay as they are
+    """
+
+    batched: bool = True
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        check.one_of(("float32", "bfloat16"), precision=self.precision)
+        if not self.batched and (self.device != "cpu" or self.precision != "float32"):
+            raise ValueError("training: batched = false is the plain loop on the CPU in float32; it takes no other choices")
