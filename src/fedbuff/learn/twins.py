@@ -10,6 +10,7 @@ Everything else in a model, the code of its forward included, runs as it is: row
 """
 
 import copy
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.learn.flat import Flat
+from fedbuff.learn.kernels import (
+    Norm,
+    Shape,
+    channels_last,
+    convolution_weights,
+    convolve,
+    needed,
+    norm_pool,
+    norm_pool_back,
+    usable,
+)
 
 Ranges = list[tuple[int, int]]
 
@@ -110,10 +122,26 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
                 twins[id(part)] = _TWINS[type(part)](part, of, current)
             else:
                 twins[id(part)] = part
+                if type(part) is nn.Sequential:
+                    fuse(part)
                 for name, child in part._modules.items():
                     if child is not None:
                         part._modules[name] = swapped(child)
         return twins[id(part)]
+
+    def fuse(sequence: nn.Sequential) -> None:
+        """Put one twin in place of a norm, a ReLU and a pool, and nothing in place of what follows it."""
+        parts = list(sequence)
+        for i in range(len(parts)):
+            if count := norm_pool_at(parts[i:]):
+                norm = parts[i]
+                slots_of = {name: slots[id(p)] for name, p in norm.named_parameters(recurse=False)}
+                names = list(sequence._modules)[i : i + count]
+                assert isinstance(norm, nn.GroupNorm)
+                fused = NormPoolTwin(norm, swapped(norm), slots_of, 2 if count == 3 else 1, current)
+                twins[id(fused)] = fused
+                for name, part in zip(names, [fused, nn.Identity(), nn.Identity()], strict=False):
+                    sequence._modules[name] = part
 
     return swapped(module), current
 
@@ -126,6 +154,8 @@ class Current:
     def __init__(self) -> None:
         # outputs of twins must require a gradient though no input does: this one is never looked at
         self.anchor = torch.zeros((), requires_grad=True)
+        # convolutions give channels-last images, unless the model's own code can't do with them
+        self.plain = False
 
 
 class Twin(nn.Module):
@@ -226,38 +256,82 @@ Conv = tuple[list[int], list[int], list[int], bool, list[int], int]  # stride, p
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv, keep_layout: bool
+    ) -> Tensor:
         ctx.step, ctx.slots, ctx.how = step, (weight, bias), how
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        groups = step.times(step.groups, len(x))
+        kernels = kernels_for(x, w, how)
+        if kernels is not None:
+            x = channels_last(x)
+            ctx.save_for_backward(x)
+            ctx.shape = shape_of(x, w, how)
+            y = convolve(kernels, x, w, b, groups, ctx.shape)
+            return y.contiguous() if keep_layout else y
         x = x.contiguous()
         ctx.save_for_backward(x)
-        w, b = weight.weights(step), None if bias is None else bias.weights(step)
-        outputs = [
-            torch.convolution(x[i:j], w[g], None if b is None else b[g], *how)
-            for g, (i, j) in enumerate(step.times(step.groups, len(x)))
-        ]
+        outputs = [torch.convolution(x[i:j], w[g], None if b is None else b[g], *how) for g, (i, j) in enumerate(groups)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x,), step, (weight, bias), how = ctx.saved_tensors, ctx.step, ctx.slots, ctx.how
-        dy = grads[0].contiguous()
         w = weight.weights(step)
+        clients = step.times(step.clients, len(x))
+        kernels = kernels_for(x, w, how)
+        dy = grads[0].contiguous() if kernels is None else channels_last(grads[0])
+        if bias is not None and bias.offset is not None:
+            row_sums(sums_of(grads[0]), clients, *bias.gradient(step))
         if weight.offset is not None:
             gradient, beta = weight.gradient(step)
-            for (i, j), g in zip(step.times(step.clients, len(x)), gradient, strict=True):
-                dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
-                _ = g.add_(dw) if beta else g.copy_(dw)
-        if bias is not None and bias.offset is not None:
-            sums = dy.flatten(2).sum(2)
-            row_sums(sums, step.times(step.clients, len(x)), *bias.gradient(step))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            parts = [
-                torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[g], None, *how, [True, False, False])[0]
-                for g, (i, j) in enumerate(step.times(step.groups, len(x)))
-            ]
-            dx = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return dx, None, None, None, None, None
+            if kernels is not None:
+                convolution_weights(kernels, x, dy, gradient, beta, clients, ctx.shape)
+            else:
+                for (i, j), g in zip(clients, gradient, strict=True):
+                    dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
+                    _ = g.add_(dw) if beta else g.copy_(dw)
+        dx = input_gradient(ctx, dy, x, w, step) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None, None
+
+
+def input_gradient(ctx: Any, dy: Tensor, x: Tensor, w: Tensor, step: Step) -> Tensor:
+    """What a convolution hands on to its input: again a convolution, if it went over the image pixel by pixel."""
+    groups, how = step.times(step.groups, len(x)), ctx.how
+    kernels = kernels_for(x, w, how)
+    if kernels is not None and x.shape[1] % 8 == 0 and how[0] == [1, 1]:
+        s = ctx.shape
+        ph, pw = s.dh * (s.kh - 1) - s.ph, s.dw * (s.kw - 1) - s.pw
+        if ph >= 0 and pw >= 0:
+            turned = Shape(s.oh, s.ow, s.oc, s.h, s.w, s.c, s.kh, s.kw, 1, 1, ph, pw, s.dh, s.dw)
+            return convolve(kernels, dy, w, None, groups, turned, flipped=True)
+    parts = [
+        torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[g], None, *how, [True, False, False])[0]
+        for g, (i, j) in enumerate(groups)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def kernels_for(x: Tensor, w: Tensor, how: Conv) -> ctypes.CDLL | None:
+    """The kernels, if they can do this convolution."""
+    return usable(x, w) if x.dim() == 4 and how[5] == 1 and w.shape[1] % 8 == 0 else None
+
+
+def shape_of(x: Tensor, w: Tensor, how: Conv) -> Shape:
+    """Sizes of input and output, as the kernels want them."""
+    (oc, c, *kernel), (stride, padding, dilation, *_) = w.shape[1:], how
+    sizes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    out = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
+    return Shape(*x.shape[2:], c, *out, oc, *kernel, *stride, *padding, *dilation)
+
+
+def sums_of(dy: Tensor) -> Tensor:
+    """Σ over pixels: [rows, channels]; whoever made dy may have counted already, see _NormPool."""
+    counted = getattr(dy, "counted", None)
+    if counted is not None and counted[1] == dy._version:
+        sums: Tensor = counted[0]
+        return sums
+    return dy.sum(list(range(2, dy.dim())))
 
 
 class ConvTwin(Twin):
@@ -282,7 +356,7 @@ class ConvTwin(Twin):
         if x.dim() != len(self.how[0]) + 2:
             raise ValueError(f"a convolution saw an input of shape {tuple(x.shape)} without a batch dimension")
         y: Tensor = _Conv.apply(  # type: ignore[no-untyped-call]
-            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias"), self.how
+            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias"), self.how, self.current.plain
         )
         return y
 
@@ -359,6 +433,68 @@ class LayerNormTwin(Twin):
         return y
 
 
+class _NormPool(torch.autograd.Function):
+    """Group norm, ReLU and max pool in one pass over each image."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot | None, bias: Slot | None, norm: Norm, pool: int
+    ) -> Tensor:
+        x = channels_last(x)
+        gamma, beta = (None if slot is None else slot.weights(step) for slot in (weight, bias))
+        groups = step.times(step.groups, len(x))
+        y, *saved = norm_pool(needed(), x, gamma, beta, groups, norm, pool)
+        ctx.save_for_backward(x, *saved)
+        ctx.step, ctx.slots, ctx.norm, ctx.pool = step, (weight, bias), norm, pool
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x, *saved), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        gamma = None if weight is None else weight.weights(step)
+        groups = step.times(step.groups, len(x))
+        dx, dgamma, dbeta, dsum = norm_pool_back(
+            needed(), x, channels_last(grads[0]), (saved[0], saved[1], saved[2]), gamma, groups, ctx.norm, ctx.pool
+        )
+        clients = step.times(step.clients, len(x))
+        for slot, values in ((weight, dgamma), (bias, dbeta)):
+            if slot is not None and slot.offset is not None:
+                row_sums(values, clients, *slot.gradient(step))
+        dx.counted = dsum, dx._version  # type: ignore[attr-defined]  # the bias of a convolution before this wants it
+        return dx, None, None, None, None, None, None
+
+
+class NormPoolTwin(nn.Module):
+    """Stands for a GroupNorm, a ReLU and maybe a MaxPool2d in a row; goes through torch where the kernel can't."""
+
+    def __init__(self, norm: nn.GroupNorm, twin: nn.Module, slots: dict[str, Slot], pool: int, current: Current) -> None:
+        super().__init__()
+        self.groups, self.eps, self.pool = norm.num_groups, norm.eps, pool
+        self.twin, self.slots, self.current = twin, slots, current
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.shape[1] % 8 or min(x.shape[2:]) < self.pool or usable(x) is None:
+            y = F.relu(self.twin(x))
+            return F.max_pool2d(y, 2) if self.pool == 2 else y
+        norm = Norm(x.shape[2], x.shape[3], x.shape[1], self.groups, self.eps)
+        y = _NormPool.apply(  # type: ignore[no-untyped-call]
+            x, self.current.anchor, self.current.step, self.slots.get("weight"), self.slots.get("bias"), norm, self.pool
+        )
+        return y
+
+
+def norm_pool_at(parts: Sequence[nn.Module]) -> int:
+    """How many of these modules, from the first, are a GroupNorm, a ReLU and maybe a MaxPool2d of 2 by 2, or 0."""
+    if len(parts) < 2 or type(parts[0]) is not nn.GroupNorm or type(parts[1]) is not nn.ReLU:
+        return 0
+    pool = parts[2] if len(parts) > 2 else None
+    if type(pool) is not nn.MaxPool2d:
+        return 2
+    square = [(2, 2) if size == 2 else size for size in (pool.kernel_size, pool.stride)] == [(2, 2), (2, 2)]
+    plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
+    return 3 if square and plain else 2
+
+
 # ── embedding ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -407,6 +543,7 @@ class EmbeddingTwin(Twin):
 
 def dropout(x: Tensor, p: float, step: Step, dim: int = 0) -> Tensor:
     """What torch's dropout does, with each client's mask drawn from the client's generator."""
+    x = x.contiguous() if x.dim() == 4 else x  # channels-last came from a twin: the loop has no such thing
     mask = torch.empty_like(x)
     for (i, j), generator in zip(step.times(step.clients, x.shape[dim]), step.generators, strict=True):
         rows = mask.narrow(dim, i, j - i)

@@ -1,0 +1,198 @@
+"""The functions of kernels.cpp: compiled at first use by the machine's C++ compiler, cached on disk, called by ctypes.
+
+Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers go through torch: slower, and equal up
+to rounding. The file in the cache is named by a hash of source, flags, compiler and processor, and moved there when it
+is complete, so processes may race for it.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+# nothing here may assume finite numbers: a diverged client must be seen to
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC")
+
+# for each function, its arguments: a p is a pointer, an i an integer
+_ARGUMENTS = {
+    "convolve": "ppppipiipi",
+    "convolution_weights": "pppipiip",
+    "norm_pool": "pppppppipipi",
+    "norm_pool_back": "ppppppppppipipi",
+}
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None, having said why on stderr once."""
+    if os.environ.get("FEDBUFF_KERNELS", "").lower() in ("off", "0", "no"):
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        print("fedbuff: found no C++ compiler (set $CXX); training goes through torch, which is slower", file=sys.stderr)
+        return None
+    try:
+        loaded = ctypes.CDLL(str(built(compiler, cache_folder())))
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(loaded, name)
+            function.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in arguments]
+            function.restype = None
+        return loaded
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        print(f"fedbuff: could not compile {_SOURCE.name}, training goes through torch: {detail}", file=sys.stderr)
+        return None
+
+
+def find_compiler() -> str | None:
+    """$CXX, or the first of the usual names that is there."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
+    if own := os.environ.get("FEDBUFF_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
+
+
+def built(compiler: str, folder: Path) -> Path:
+    """The shared library in the cache, compiled if it is not there yet."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    identity = [_SOURCE.read_text(), " ".join(_FLAGS), compiler, version, platform.machine(), processor_flags()]
+    path = folder / f"kernels-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"fedbuff: compiling {_SOURCE.name} for this machine, once, into {folder} …", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / path.name
+        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        made.replace(path)  # atomic: others see the whole file or none
+    return path
+
+
+def processor_flags() -> str:
+    """What -march=native depends on; a cache may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def tune_allocator() -> None:
+    """Let malloc keep what it freed: a step's activations otherwise cost as much in page faults as in arithmetic.
+
+    For processes that train; it makes them hold on to memory. Nothing happens where malloc is not glibc's.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+class Shape(ctypes.Structure):
+    """A convolution: input, output, kernel, stride, padding, dilation."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in "h w c oh ow oc kh kw sh sw ph pw dh dw".split()]  # noqa: RUF012
+
+
+class Norm(ctypes.Structure):
+    """A group norm of channels-last images."""
+
+    _fields_ = [*((name, ctypes.c_int64) for name in "h w c groups".split()), ("eps", ctypes.c_float)]  # noqa: RUF012
+
+
+Ranges = Sequence[tuple[int, int]]
+
+
+def usable(*tensors: Tensor) -> ctypes.CDLL | None:
+    """The kernels, if they are there and these are tensors for them."""
+    fits = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+    return library() if fits else None
+
+
+def needed() -> ctypes.CDLL:
+    """The kernels, that are known to be there."""
+    kernels = library()
+    assert kernels is not None
+    return kernels
+
+
+def ends(ranges: Ranges) -> ctypes.Array[ctypes.c_int64]:
+    """Where each of some adjacent ranges ends."""
+    return (ctypes.c_int64 * len(ranges))(*(b for _, b in ranges))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def convolve(
+    kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, shape: Shape, flipped: bool = False
+) -> Tensor:
+    """Each group's rows convolved with its own w [group, …] and b [group, …]; images are channels-last, as the result is."""
+    y = torch.empty(len(x), shape.oc, shape.oh, shape.ow, memory_format=torch.channels_last)
+    kernels.convolve(
+        x.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), y.data_ptr(), len(groups), ends(groups),
+        w.stride(0), 0 if b is None else b.stride(0), ctypes.byref(shape), int(flipped),
+    )  # fmt: skip
+    return y
+
+
+def convolution_weights(
+    kernels: ctypes.CDLL, x: Tensor, dy: Tensor, into: Tensor, beta: int, clients: Ranges, shape: Shape
+) -> None:
+    """into[client] ← β into[client] + the gradient of a convolution's weights over the client's rows."""
+    kernels.convolution_weights(
+        x.data_ptr(), dy.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), beta, ctypes.byref(shape)
+    )
+
+
+def norm_pool(
+    kernels: ctypes.CDLL, x: Tensor, gamma: Tensor | None, beta: Tensor | None, groups: Ranges, norm: Norm, pool: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Group norm, ReLU and max pool of channels-last images: y (channels first), mean, 1/σ, and where each maximum was."""
+    n, c = len(x), x.shape[1]
+    y = torch.empty(n, c, x.shape[2] // pool, x.shape[3] // pool)
+    mean, rstd, where = torch.empty(n, c), torch.empty(n, c), torch.empty(y.numel(), dtype=torch.uint8)
+    kernels.norm_pool(
+        x.data_ptr(), None if gamma is None else gamma.data_ptr(), None if beta is None else beta.data_ptr(), y.data_ptr(),
+        mean.data_ptr(), rstd.data_ptr(), where.data_ptr(), len(groups), ends(groups), 0 if gamma is None else gamma.stride(0),
+        ctypes.byref(norm), pool,
+    )  # fmt: skip
+    return y, mean, rstd, where
+
+
+def norm_pool_back(
+    kernels: ctypes.CDLL, x: Tensor, dy: Tensor, saved: tuple[Tensor, Tensor, Tensor], gamma: Tensor | None, groups: Ranges,
+    norm: Norm, pool: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dx, and for each row and channel dγ, dβ and Σ dx."""
+    mean, rstd, where = saved
+    dx = torch.empty_like(x)
+    dgamma, dbeta, dsum = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(mean)
+    kernels.norm_pool_back(
+        x.data_ptr(), dy.data_ptr(), where.data_ptr(), None if gamma is None else gamma.data_ptr(), mean.data_ptr(),
+        rstd.data_ptr(), dx.data_ptr(), dgamma.data_ptr(), dbeta.data_ptr(), dsum.data_ptr(), len(groups), ends(groups),
+        0 if gamma is None else gamma.stride(0), ctypes.byref(norm), pool,
+    )  # fmt: skip
+    return dx, dgamma, dbeta, dsum
