@@ -129,7 +129,8 @@ class Schedule:
         n, busy, available = self.clients, self._busy, self.available
         if len(busy) >= n:
             return None
-        client = int(self._draw() * n)
+        self._draws += 1
+        client = int(self._choices[self._draws] * n)
         if available is None and client not in busy:  # nearly always
             return client
         for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):

@@ -112,13 +112,13 @@ def tune_allocator() -> None:
 class Shape(ctypes.Structure):
     """A convolution: input, output, kernel, stride, padding, dilation."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in "h w c oh ow oc kh kw sh sw ph pw dh dw".split()]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_int64) for name in ["h", "w", "c", "oh", "ow", "oc", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw"]]
 
 
 class Norm(ctypes.Structure):
     """A group norm of channels-last images."""
 
-    _fields_ = [*((name, ctypes.c_int64) for name in "h w c groups".split()), ("eps", ctypes.c_float)]  # noqa: RUF012
+    _fields_ = [*((name, ctypes.c_int64) for name in ["h", "w", "c", "groups"]), ("eps", ctypes.c_float)]
 
 
 Ranges = Sequence[tuple[int, int]]

@@ -356,7 +356,13 @@ class ConvTwin(Twin):
         if x.dim() != len(self.how[0]) + 2:
             raise ValueError(f"a convolution saw an input of shape {tuple(x.shape)} without a batch dimension")
         y: Tensor = _Conv.apply(  # type: ignore[no-untyped-call]
-            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias"), self.how, self.current.plain
+            x,
+            self.current.anchor,
+            self.current.step,
+            self.slots["weight"],
+            self.slots.get("bias"),
+            self.how,
+            self.current.plain,
         )
         return y
 

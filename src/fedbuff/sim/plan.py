@@ -69,6 +69,15 @@ class Plan:
     def begin(self) -> None:
         self._start(self.schedule.begin(0.0))
 
+    def run(self, version: int, most_trips: float = math.inf, before: float = math.inf) -> bool:
+        """Go on until a server step makes `version`; False if so many trips have ended, or so much time has passed, before."""
+        schedule, order = self.schedule, self.trips.order
+        while schedule.version < version:
+            if len(order) >= most_trips or (before < math.inf and self.clock.upcoming() > before):
+                return False
+            self.advance()
+        return True
+
     def advance(self) -> None:
         """Let the next thing happen."""
         schedule = self.schedule
@@ -90,12 +99,12 @@ class Plan:
             schedule.ended(trip)
             refused = FAILED if trip in self.failed and staleness <= self._limit else LATE
             self.trips.end(trip, now, version, DROPPED if ending == DROPS else refused if ending == ARRIVES else LATE)
+            if self.trips.ended - self._ended_at_step > max(_HOPELESS, 1000 * schedule.buffer_size):
+                raise ValueError(
+                    f"no server step in {self.trips.ended - self._ended_at_step:,} trips, up to virtual time {now:g}: "
+                    "all trips fail or come too late; see dropout, timeout, max_staleness"
+                )
         self._start(schedule.start_trips(now))
-        if self.trips.ended - self._ended_at_step > max(_HOPELESS, 1000 * schedule.buffer_size):
-            raise ValueError(
-                f"no server step in {self.trips.ended - self._ended_at_step:,} trips, up to virtual time {now:g}: "
-                "all trips fail or come too late; see dropout, timeout, max_staleness"
-            )
 
     def _step(self, now: float) -> None:
         schedule, trips = self.schedule, self.trips
@@ -131,11 +140,6 @@ class Plan:
             clock.wake(at)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether the buffer is empty."""
-        return not self._buffer
 
     def state(self) -> dict[str, Any]:
         """Everything but the table of trips and the steps to come, ready for JSON."""

@@ -166,7 +166,7 @@ def simulate(
         else:
             pool = Workers(work, versions, updates, weights, windowed, workers or cores())
         at_the_end.callback(pool.close)
-        simulation = _Simulation(
+        simulation = Simulation(
             plan=plan,
             ahead=Ahead(plan, pool, steps, server.mixing, len(weights)),
             pool=pool,
@@ -224,7 +224,7 @@ def _starting_point(server: Server, drawn: Vector) -> Vector:
     return given.astype(drawn.dtype)
 
 
-class _Simulation:
+class Simulation:
     """The state of one run between two server steps: the plan is ahead, `at` is the last step taken."""
 
     def __init__(
@@ -299,17 +299,18 @@ class _Simulation:
 
     def look_ahead(self) -> None:
         """Keep the plan as far ahead as training wants it."""
-        plan, goal = self.plan, self.at.version + self.ahead.steps
-        while plan.schedule.version < goal and self.problem is None and not self.plan_is_over():
-            try:
-                plan.advance()
-            except ValueError as e:
-                self.problem = e  # it happens when the run gets there, if it does
-            if len(plan.trips) - self.snapshots[-1].started > 4 * max(1000, len(plan.schedule.in_flight)) and plan.steps:
-                self.take_snapshot()
-
-    def plan_is_over(self) -> bool:
-        return self.limit() is not None
+        plan, goal, u = self.plan, self.at.version + self.ahead.steps, self.until
+        if self.problem is not None:
+            return
+        if u.server_steps is not None:
+            goal = min(goal, u.server_steps)
+        limits = math.inf if u.trips is None else u.trips, math.inf if u.virtual_time is None else u.virtual_time
+        try:
+            while plan.schedule.version < goal and plan.run(plan.schedule.version + 1, *limits):
+                if len(plan.trips) - self.snapshots[-1].started > 4 * max(1000, len(plan.schedule.in_flight)):
+                    self.take_snapshot()
+        except ValueError as e:
+            self.problem = e  # it happens when the run gets there, if it does
 
     def limit(self) -> str | None:
         """Which limit of the run the plan has reached, if any."""
@@ -372,8 +373,7 @@ class _Simulation:
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
         plan = self.plan
-        if plan.between_steps:
-            self.snapshots.append(_Snapshot(plan.schedule.version, len(plan.trips), plan.trips.ended, plan.state()))
+        self.snapshots.append(_Snapshot(plan.schedule.version, len(plan.trips), plan.trips.ended, plan.state()))
 
     def end(self) -> None:
         """The plan is over: whatever is still being evaluated may end the run earlier."""

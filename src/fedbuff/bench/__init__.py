@@ -1,0 +1,1 @@
+"""`fedbuff bench`: how fast this machine trains, beside a per-client loop and centralised training."""

@@ -1,0 +1,91 @@
+"""The simulator's own cost per trip: everything but training.
+
+Plan, look-ahead, chunks, aggregation and the table of trips are the real ones; the updates are zeros that nobody computed.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedbuff.core.aggregate import Aggregation
+from fedbuff.core.optimizers import momentum
+from fedbuff.core.staleness import polynomial
+from fedbuff.core.starting import refill
+from fedbuff.sim.ahead import Ahead, horizon
+from fedbuff.sim.plan import Plan
+from fedbuff.sim.pool import Here
+from fedbuff.sim.simulate import Simulation
+from fedbuff.sim.timing import Sizes, half_normal
+from fedbuff.sim.until import trips
+
+CASES = [  # concurrency, clients
+    (100, 10_000),
+    (1_000, 10_000),
+    (10_000, 1_000_000),
+    (100_000, 1_000_000),
+    (100, 1_000),
+    (100, 1_000_000),
+    (100, 10_000_000),
+    (1_000, 10_000_000),
+    (100_000, 10_000_000),
+]
+
+
+class Untrained:
+    """Updates that cost nothing."""
+
+    def __init__(self, weights: int) -> None:
+        self._zeros = np.zeros((64, weights), np.float32)
+
+    def train(self, trips: list[int], clients: list[int], weights: list[Any]) -> Any:
+        return self._zeros[: len(trips)]
+
+    def evaluate(self, weights: Any, split: str, start: int) -> tuple[float, int, int]:
+        return 0.0, 0, 1
+
+
+class NoTask:
+    """As much of a task as a simulation without training looks at."""
+
+    accuracy = None
+    splits = {"test": ()}
+
+
+def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: int, buffer_size: int = 10) -> float:
+    """The time of `count` trips, once all clients in flight have turned over, divided by their number."""
+    plan = Plan(
+        start=refill(concurrency),
+        buffer_size=buffer_size,
+        weigh=polynomial(0.5),
+        max_staleness=None,
+        clients=clients,
+        sizes=Sizes(),
+        timing=half_normal(1.0),
+        seed=0,
+    )
+    w = np.zeros(weights, np.float32)
+    steps, on_disk = horizon(concurrency, buffer_size, w.nbytes)
+    pool = Here(Untrained(weights), 4 * concurrency + 256, (steps + 2) * buffer_size + 256, w, on_disk)  # type: ignore[arg-type]
+    simulation = Simulation(
+        plan=plan,
+        ahead=Ahead(plan, pool, steps, False, weights),
+        pool=pool,
+        aggregation=Aggregation(w, momentum(1.0, 0.9)),
+        by_examples=False,
+        task=NoTask(),  # type: ignore[arg-type]
+        blocks=[("test", 0)],
+        until=trips(10**12),
+        target=None,
+        evaluate_every=10**12,
+    )
+    simulation.begin()
+    simulation.collect(wait=True)
+    for _ in range(concurrency // buffer_size):
+        simulation.look_ahead()
+        simulation.take_step(plan.steps[0])
+    began = time.perf_counter()
+    for _ in range(count // buffer_size):
+        simulation.look_ahead()
+        simulation.take_step(plan.steps[0])
+    return (time.perf_counter() - began) / count * 1e6

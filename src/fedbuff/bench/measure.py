@@ -1,0 +1,90 @@
+"""One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
+
+Ways: `ours` with N worker processes; `loop`, a hand-written loop over clients on one thread; `central`, training on the
+same examples without clients, two threads (the usual "limit"). All with the tuned allocator.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbuff.bench.workloads import WORKLOADS, Workload
+from fedbuff.core.optimizers import sgd
+from fedbuff.core.server import Server
+from fedbuff.core.starting import refill
+from fedbuff.learn.kernels import tune_allocator
+from fedbuff.learn.task import Task
+from fedbuff.sim.simulate import simulate
+from fedbuff.sim.until import trips
+
+CONCURRENCY, BUFFER_SIZE = 1000, 10
+
+
+def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -> float:
+    """Trips per second of a whole asynchronous run."""
+    server = Server(start=refill(CONCURRENCY), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
+    run = simulate(server, task, client=workload.client, until=trips(count), evaluate_every=1 << 40, workers=workers, **how)
+    assert run.summary["trips"] == count, run.summary["stopped_by"]
+    return float(run.summary["trips_per_second"])
+
+
+def loop(workload: Workload, task: Task, count: int) -> float:
+    """Trips per second of the obvious loop: load weights, train, subtract, one client after another."""
+    torch.set_num_threads(1)
+    model, client = task.model(), workload.client
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=client.lr)
+    data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in task.clients]
+    chosen = np.random.default_rng(0).integers(0, len(data), count)
+    began = time.perf_counter()
+    for number in chosen:
+        x, y = data[number]
+        with torch.no_grad():
+            for p, w in zip(parameters, start, strict=True):
+                p.copy_(w)
+        for batch in torch.randperm(len(y)).split(client.batch_size):
+            optimizer.zero_grad()
+            task.loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        [w - p.detach() for p, w in zip(parameters, start, strict=True)]
+    return count / (time.perf_counter() - began)
+
+
+def central(workload: Workload, task: Task, count: int) -> float:
+    """Trips per second if `count` trips' examples were one shuffled dataset, in batches of the clients' batch size."""
+    torch.set_num_threads(2)
+    model = task.model()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=workload.client.lr)
+    x, y = (torch.from_numpy(np.concatenate([part[i] for part in task.clients])) for i in (0, 1))
+    rows = round(count * len(y) / len(task.clients))
+    order = torch.randperm(len(y)).repeat(-(-rows // len(y)))[:rows]
+    began = time.perf_counter()
+    for batch in order.split(workload.client.batch_size):
+        optimizer.zero_grad()
+        task.loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return count / (time.perf_counter() - began)
+
+
+def main(name: str, way: str, share: str) -> None:
+    tune_allocator()
+    workload = WORKLOADS[name]
+    task = workload.task()
+    data = sum(x.nbytes + y.nbytes for x, y in task.clients) / (1 << 20)
+    print(json.dumps({"ready": True}), flush=True)
+    if way.startswith("ours"):
+        rate = ours(workload, task, max(2 * CONCURRENCY, round(workload.trips * float(share))), int(way.removeprefix("ours-")))
+    elif way == "loop":
+        rate = loop(workload, task, max(10, round(workload.trips * float(share) / 5)))
+    else:
+        rate = central(workload, task, max(10, round(workload.trips * float(share) / 5)))
+    print(json.dumps({"trips_per_second": rate, "data_mb": data}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""The four workloads of the benchmark: made-up examples in the shapes of the paper's datasets, real models.
+
+Speed does not depend on what the examples mean, so none has to be downloaded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbuff.learn.client import LocalSGD
+from fedbuff.learn.task import Task
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task, what a client does in a trip, and how many trips make a measurement of several seconds on two slow cores."""
+
+    title: str
+    task: Callable[[], Task]
+    client: LocalSGD
+    trips: int
+
+
+class ConvNet(nn.Module):
+    """FLSim's convolutional network: four 3 × 3 convolutions, one GroupNorm shared by them, 31,594 weights for ten classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(3 if i == 0 else 32, 32, 3, 1, 2) for i in range(4))
+        self.block = nn.Sequential(nn.GroupNorm(32, 32), nn.ReLU(), nn.MaxPool2d(2, 2))
+        self.output = nn.Linear(288, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in self.convolutions:
+            x = self.block(convolution(x))
+        return self.output(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class TwoLayerLSTM(nn.Module):
+    """The paper's Sent140 model: frozen embeddings, two LSTM layers of 100, a hidden layer of 128."""
+
+    def __init__(self, words: int = 10_000, width: int = 100) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.embedding.weight.requires_grad_(False)
+        self.lstm = nn.LSTM(width, 100, num_layers=2, batch_first=True, dropout=0.1)
+        self.head = nn.Sequential(nn.Linear(100, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(x))[0][:, -1])  # type: ignore[no-any-return]
+
+
+def _images(sizes: list[int], classes: int) -> Task:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((sum(sizes), 3, 32, 32), dtype=np.float32)
+    return _task(lambda: ConvNet(classes), x, rng.integers(0, classes, sum(sizes)), sizes)
+
+
+def cifar() -> Task:
+    """5,000 clients with ten images each."""
+    return _images([10] * 5000, 10)
+
+
+def celeba() -> Task:
+    """2,500 clients with 16 to 26 images each, 21 on average."""
+    return _images(np.random.default_rng(1).integers(16, 27, 2500).tolist(), 2)
+
+
+def sent140() -> Task:
+    """20,000 clients with one to five tweets of 25 words, most of them one or two."""
+    rng = np.random.default_rng(0)
+    sizes = np.minimum(5, rng.geometric(0.45, 20_000)).tolist()
+    return _task(TwoLayerLSTM, rng.integers(0, 10_000, (sum(sizes), 25)), rng.integers(0, 2, sum(sizes)), sizes)
+
+
+def logistic() -> Task:
+    """20,000 clients with 1 to 500 examples, log-normally many as in LEAF's synthetic task."""
+    rng = np.random.default_rng(0)
+    sizes = np.minimum(500, 1 + rng.lognormal(3.0, 1.0, 20_000)).astype(int).tolist()
+    x = rng.standard_normal((sum(sizes), 60), dtype=np.float32)
+    return _task(lambda: nn.Linear(60, 10), x, rng.integers(0, 10, sum(sizes)), sizes)
+
+
+def _task(model: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, sizes: list[int]) -> Task:  # type: ignore[type-arg]
+    cuts = np.cumsum(sizes)[:-1]
+    clients = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    return Task(model=model, loss=nn.functional.cross_entropy, clients=clients, evaluate=(x[:1], y[:1]), name="bench")
+
+
+WORKLOADS = {
+    "cifar": Workload("CIFAR CNN", cifar, LocalSGD(lr=0.05, batch_size=32), 3000),
+    "sent140": Workload("Sent140 LSTM", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
+    "celeba": Workload("CelebA CNN, two local steps", celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
+    "logistic": Workload("logistic regression", logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
+}
+
+__all__ = ["WORKLOADS", "ConvNet", "TwoLayerLSTM", "Workload", "torch"]
