@@ -21,6 +21,7 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
+from fedbuff.learn.small import small
 from fedbuff.learn.task import Task
 from fedbuff.learn.twins import Step, twin_of, why_no_twin
 
@@ -83,7 +84,8 @@ def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "
     """
     if reason := why_no_twin(flat.module):
         raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
-    return Together(task, sgd, seed, flat, torch.device(device)).train
+    together = Together(task, sgd, seed, flat, torch.device(device)).train
+    return (small(task, sgd, seed, flat, together) if device == "cpu" else None) or together
 
 
 def norms(updates: Matrix) -> Vector:

@@ -388,3 +388,276 @@ extern "C" void norm_pool_back(const float* x, const float* dy, const std::uint8
           n, x + row * full, dy + row * size, where + row * size, gamma ? gamma + g * stride : nullptr, mean + row * n.c,
           rstd + row * n.c, dx + row * full, dgamma + row * n.c, dbeta + row * n.c, dsum + row * n.c, a.data(), b.data());
 }
+
+// ── small matrices ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+// c[row][8V] = start + Σ_k a[row][k] b[k][8V], for P rows given by pointers
+template <int P, int V>
+ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
+                       float* c, i64 c_stride) {
+  v8 sum[P][V];
+  UNROLL for (int p = 0; p < P; p++)
+    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start ? load(start + p * start_stride + 8 * v) : all(0);
+  const float* as[P];
+  UNROLL for (int p = 0; p < P; p++) as[p] = a[p];
+  for (i64 i = 0; i < k; i++, b += b_stride) {
+    v8 bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    UNROLL for (int p = 0; p < P; p++) {
+      const v8 x = all(as[p][i]);
+      UNROLL for (int v = 0; v < V; v++) sum[p][v] += x * bv[v];
+    }
+  }
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store(c + p * c_stride + 8 * v, sum[p][v]);
+}
+
+template <int V>
+static void rows_times_block(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start,
+                             i64 start_stride, float* c, i64 c_stride) {
+  i64 r = 0;
+  for (; r + 6 <= rows; r += 6)
+    rows_times<6, V>(a + r, k, b, b_stride, start ? start + r * start_stride : nullptr, start_stride, c + r * c_stride, c_stride);
+  const float* s = start ? start + r * start_stride : nullptr;
+  float* to = c + r * c_stride;
+  switch (rows - r) {
+    case 5: rows_times<5, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    case 4: rows_times<4, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    case 3: rows_times<3, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    case 2: rows_times<2, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    case 1: rows_times<1, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+  }
+}
+
+// c = start + a b; columns: a multiple of 8; start_stride 0: the same start for every row
+static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
+                     float* c, i64 c_stride, i64 columns) {
+  i64 o = 0;
+  for (; o + 16 <= columns; o += 16)
+    rows_times_block<2>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
+  if (o < columns) rows_times_block<1>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
+}
+
+// c[C][8V] = Σ over rows of a[row][C] ⊗ b[row][8V]
+template <int C, int V>
+ALWAYS void outer_rows(const float* const* a, i64 at, i64 rows, const float* b, i64 b_stride, float* c, i64 c_stride) {
+  v8 sum[C][V] = {};
+  for (i64 r = 0; r < rows; r++, b += b_stride) {
+    v8 bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    UNROLL for (int i = 0; i < C; i++) {
+      const v8 x = all(a[r][at + i]);
+      UNROLL for (int v = 0; v < V; v++) sum[i][v] += x * bv[v];
+    }
+  }
+  UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store(c + i * c_stride + 8 * v, sum[i][v]);
+}
+
+// c[k][columns] = aᵀ b
+static void transposed_times(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, float* c, i64 c_stride,
+                             i64 columns) {
+  for (i64 o = 0; o < columns; o += 16)
+    for (i64 i = 0; i < k;) {
+      float* to = c + i * c_stride + o;
+      const bool wide = columns - o >= 16;
+#define OUTER(C)                                                               \
+  {                                                                            \
+    if (wide) outer_rows<C, 2>(a, i, rows, b + o, b_stride, to, c_stride);     \
+    else outer_rows<C, 1>(a, i, rows, b + o, b_stride, to, c_stride);          \
+    i += C;                                                                    \
+  }
+      const i64 left = k - i;
+      if (left >= 6 && left != 8) OUTER(6)
+      else if (left >= 4) OUTER(4)
+      else if (left == 3) OUTER(3)
+      else if (left == 2) OUTER(2)
+      else OUTER(1)
+#undef OUTER
+    }
+}
+
+// e^x to an ulp or two: x = n ln 2 + r, a polynomial in r, n into the exponent; 0 below the normal numbers
+ALWAYS v8 exponential(v8 x) {
+  const v8 low = all(-87.3f), high = all(88.7f);
+  const v8 clamped = x < low ? low : (x > high ? high : x);  // NaN stays
+  const v8 magic = all(12582912.0f);                         // adding it rounds to an integer, left in the low bits
+  const v8 shifted = clamped * 1.44269504f + magic;
+  const v8 n = shifted - magic;
+  v8 r = clamped - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  v8 p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const m8 power = ((m8)shifted - (m8)magic) << 23;
+  const v8 y = (v8)((m8)p + power);
+  const v8 above = x > high ? all(INFINITY) : y;
+  return x < low ? all(0) : (x != x ? x : above);
+}
+
+// ── whole trips of a small network ─────────────────────────────────────────────────────────────────────────────────
+//
+// Linear layers with ReLU between them, and cross entropy: logistic regression and small perceptrons, whose steps are
+// so short that calling anything costs more than computing. Weights are kept transposed, [in][out], out filled up to 8.
+
+struct Sgd {
+  float lr, momentum, weight_decay, proximal;
+  i64 batch_size, epochs, steps, lr_norm;  // steps < 0: as many as the epochs take
+};
+
+static std::uint64_t mix(std::uint64_t z) {  // shuffle.py's _mix
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
+
+struct Network {
+  i64 layers;
+  const i64* sizes;  // layers + 1 of them
+  const i64* bias;   // whether each layer has one
+  std::vector<i64> at;
+  i64 size = 0, widest = 0, flat = 0;
+
+  Network(i64 layers, const i64* sizes, const i64* bias) : layers(layers), sizes(sizes), bias(bias) {
+    for (i64 l = 0; l < layers; l++) {
+      at.push_back(size);
+      size += (sizes[l] + 1) * filled(sizes[l + 1]);  // the last row is the bias
+      flat += sizes[l] * sizes[l + 1] + (bias[l] ? sizes[l + 1] : 0);
+      widest = std::max(widest, filled(sizes[l + 1]));
+    }
+  }
+  template <class F> void each(F f) const {  // f(index in the flat vector, index in the transposed weights)
+    i64 from = 0;
+    for (i64 l = 0; l < layers; l++) {
+      const i64 width = filled(sizes[l + 1]);
+      for (i64 o = 0; o < sizes[l + 1]; o++)
+        for (i64 i = 0; i < sizes[l]; i++) f(from++, at[l] + i * width + o);
+      if (bias[l])
+        for (i64 o = 0; o < sizes[l + 1]; o++) f(from++, at[l] + sizes[l] * width + o);
+    }
+  }
+};
+
+// Returns the number of the first trip with a label that is no class, or -1.
+extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* ys, const i64* examples,
+                           const float* const* starts, const std::uint64_t* of_trip, float* updates, i64 stride, i64 layers,
+                           const i64* sizes, const i64* bias, const Sgd* how) {
+  const Network net(layers, sizes, bias);
+  const Sgd sgd = *how;
+  const i64 classes = sizes[layers], features = sizes[0];
+  std::vector<float> start(net.size), w(net.size), g(net.size), velocity(net.size);
+  std::vector<float> turned;                                     // a layer's weights [out][in], for the gradient of its input
+  std::vector<std::vector<float>> hidden(layers + 1), dz(2);     // outputs of each layer
+  std::vector<std::vector<const float*>> rows(layers + 1);       // pointers to the rows of each layer's input
+  std::vector<std::pair<std::uint64_t, i64>> keys;
+  std::vector<i64> order;
+  const float* loaded = nullptr;
+  for (i64 trip = 0; trip < trips; trip++) {
+    const i64 n = examples[trip];
+    for (i64 i = 0; i < n; i++)
+      if (ys[trip][i] < 0 || ys[trip][i] >= classes) return trip;
+    if (loaded != starts[trip]) {
+      loaded = starts[trip];
+      net.each([&](i64 from, i64 to) { start[to] = loaded[from]; });
+    }
+    w = start;
+    if (sgd.momentum != 0) std::fill(velocity.begin(), velocity.end(), 0.0f);
+    order.resize(n);
+    const i64 per_epoch = (n + sgd.batch_size - 1) / sgd.batch_size;
+    const i64 steps = sgd.steps < 0 ? sgd.epochs * per_epoch : sgd.steps;
+    for (i64 step = 0; step < steps; step++) {
+      const i64 first = step % per_epoch * sgd.batch_size, count = std::min(sgd.batch_size, n - first);
+      if (first == 0) {
+        const std::uint64_t of_epoch = mix(of_trip[trip] + static_cast<std::uint64_t>(step / per_epoch));
+        if (per_epoch == 1) {  // one batch of everything: its order does not matter
+          for (i64 i = 0; i < n; i++) order[i] = i;
+        } else {
+          keys.resize(n);
+          for (i64 i = 0; i < n; i++) keys[i] = {mix(of_epoch + static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15u), i};
+          std::sort(keys.begin(), keys.end());
+          for (i64 i = 0; i < n; i++) order[i] = keys[i].second;
+        }
+      }
+      for (auto& r : rows) r.resize(count);
+      for (i64 i = 0; i < count; i++) rows[0][i] = xs[trip] + order[first + i] * features;
+      for (i64 l = 0; l < layers; l++) {
+        const i64 in = sizes[l], width = filled(sizes[l + 1]);
+        std::vector<float>& z = hidden[l];
+        z.resize(count * width);
+        multiply(rows[l].data(), count, in, &w[net.at[l]], width, &w[net.at[l] + in * width], 0, z.data(), width, width);
+        for (i64 i = 0; i < count; i++) rows[l + 1][i] = &z[i * width];
+        if (l + 1 < layers)
+          for (i64 i = 0; i < count * width; i += 8) {
+            const v8 v = load(&z[i]);
+            store(&z[i], v <= 0 ? all(0) : v);
+          }
+      }
+      // softmax, and the gradient of the mean cross entropy in its place
+      const i64 wide = filled(classes);
+      std::vector<float>& p = hidden[layers - 1];
+      for (i64 i = 0; i < count; i++) {
+        float* row = &p[i * wide];
+        float top = row[0];
+        for (i64 c = 1; c < classes; c++) top = row[c] > top ? row[c] : top;
+        for (i64 c = classes; c < wide; c++) row[c] = -INFINITY;
+        v8 sums = all(0);
+        for (i64 c = 0; c < wide; c += 8) {
+          const v8 e = exponential(load(row + c) - top);
+          store(row + c, e);
+          sums += e;
+        }
+        float sum = 0;
+        for (int k = 0; k < 8; k++) sum += sums[k];
+        const float scale = 1 / sum;
+        for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) * scale);
+        row[ys[trip][order[first + i]]] -= 1;
+        for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
+      }
+      const float* d = p.data();
+      for (i64 l = layers - 1; l >= 0; l--) {
+        const i64 in = sizes[l], width = filled(sizes[l + 1]);
+        float* to = &g[net.at[l]];
+        transposed_times(rows[l].data(), count, in, d, width, to, width, width);
+        float* b = to + in * width;
+        std::fill(b, b + width, 0.0f);
+        if (bias[l])
+          for (i64 i = 0; i < count; i++)
+            for (i64 o = 0; o < width; o += 8) store(b + o, load(b + o) + load(d + i * width + o));
+        if (l > 0) {
+          const i64 out = sizes[l + 1], wide_in = filled(in);
+          turned.assign(out * wide_in, 0.0f);
+          for (i64 i = 0; i < in; i++)
+            for (i64 o = 0; o < out; o++) turned[o * wide_in + i] = w[net.at[l] + i * width + o];
+          std::vector<float>& next = dz[l % 2];
+          next.resize(count * wide_in);
+          std::vector<const float*>& ds = rows[layers];  // no longer needed
+          for (i64 i = 0; i < count; i++) ds[i] = d + i * width;
+          multiply(ds.data(), count, out, turned.data(), wide_in, nullptr, 0, next.data(), wide_in, wide_in);
+          const float* h = hidden[l - 1].data();
+          for (i64 i = 0; i < count * wide_in; i += 8) store(&next[i], load(h + i) <= 0 ? all(0) : load(&next[i]));
+          d = next.data();
+        }
+      }
+      const float lr = sgd.lr_norm ? sgd.lr * static_cast<float>(count) / static_cast<float>(sgd.batch_size) : sgd.lr;
+      for (i64 i = 0; i < net.size; i += 8) {
+        v8 direction = load(&g[i]);
+        const v8 now = load(&w[i]);
+        if (sgd.weight_decay != 0) direction += now * sgd.weight_decay;
+        if (sgd.proximal != 0) direction += (now - load(&start[i])) * sgd.proximal;
+        if (sgd.momentum != 0) {
+          direction += load(&velocity[i]) * sgd.momentum;
+          store(&velocity[i], direction);
+        }
+        store(&w[i], now - direction * lr);
+      }
+    }
+    float* update = updates + trip * stride;
+    net.each([&](i64 to, i64 from) { update[to] = start[from] - w[from]; });
+  }
+  return -1;
+}

@@ -30,6 +30,7 @@ _ARGUMENTS = {
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
+    "train_trips": "ippppppiippp",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -49,7 +50,7 @@ def library() -> ctypes.CDLL | None:
         for name, arguments in _ARGUMENTS.items():
             function = getattr(loaded, name)
             function.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in arguments]
-            function.restype = None
+            function.restype = ctypes.c_int64 if name == "train_trips" else None
         return loaded
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
@@ -119,6 +120,15 @@ class Norm(ctypes.Structure):
     """A group norm of channels-last images."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in "h w c groups".split()), ("eps", ctypes.c_float)]  # noqa: RUF012
+
+
+class Sgd(ctypes.Structure):
+    """LocalSGD, as the kernels want it."""
+
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_float) for name in "lr momentum weight_decay proximal".split()),
+        *((name, ctypes.c_int64) for name in "batch_size epochs steps lr_norm".split()),
+    ]
 
 
 Ranges = Sequence[tuple[int, int]]
