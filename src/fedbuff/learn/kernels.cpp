@@ -414,17 +414,19 @@ ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_strid
 template <int V>
 static void rows_times_block(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start,
                              i64 start_stride, float* c, i64 c_stride) {
-  i64 r = 0;
-  for (; r + 6 <= rows; r += 6)
-    rows_times<6, V>(a + r, k, b, b_stride, start ? start + r * start_stride : nullptr, start_stride, c + r * c_stride, c_stride);
-  const float* s = start ? start + r * start_stride : nullptr;
-  float* to = c + r * c_stride;
-  switch (rows - r) {
-    case 5: rows_times<5, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-    case 4: rows_times<4, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-    case 3: rows_times<3, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-    case 2: rows_times<2, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-    case 1: rows_times<1, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+  for (i64 r = 0, tiles = (rows + 5) / 6; tiles > 0; tiles--) {  // tiles of about the same height
+    const i64 height = (rows - r + tiles - 1) / tiles;
+    const float* s = start ? start + r * start_stride : nullptr;
+    float* to = c + r * c_stride;
+    switch (height) {
+      case 6: rows_times<6, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 5: rows_times<5, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 4: rows_times<4, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 3: rows_times<3, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 2: rows_times<2, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 1: rows_times<1, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    }
+    r += height;
   }
 }
 
@@ -660,4 +662,140 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
     net.each([&](i64 to, i64 from) { update[to] = start[from] - w[from]; });
   }
   return -1;
+}
+
+// ── LSTM ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+//
+// One layer in one direction. Everything lies [row][time][…], so that the rows of a client are one matrix for the
+// gradients of weights, which are left to a matrix library; here is what has to go step by step. 4 · hidden: a multiple of 8.
+
+ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + exponential(-x)); }
+
+ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x + 1) would lose digits
+  const v8 z = x * x;
+  v8 p = all(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z + -5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z + -3.33332819422e-1f;
+  const v8 small = p * z * x + x;
+  const v8 large = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+  return z < 0.390625f ? small : large;
+}
+
+ALWAYS v8 load_some(const float* p, i64 n) {  // the first n of eight, else zeros
+  if (n >= 8) return load(p);
+  v8 v = all(0);
+  std::memcpy(&v, p, n * sizeof(float));
+  return v;
+}
+ALWAYS void store_some(float* p, v8 v, i64 n) {
+  if (n >= 8) store(p, v);
+  else std::memcpy(p, &v, n * sizeof(float));
+}
+
+// blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
+template <class F> static void pack(std::vector<float>& packed, i64 k, i64 columns, F weight) {
+  packed.assign(k * filled(columns), 0.0f);
+  for (i64 o = 0; o < columns; o++) {
+    const i64 first = o / 16 * 16, width = std::min<i64>(16, filled(columns) - first);
+    for (i64 i = 0; i < k; i++) packed[first * k + i * width + o - first] = weight(i, o);
+  }
+}
+
+static void multiply_packed(const float* const* a, i64 rows, i64 k, const float* packed, const float* start, i64 start_stride,
+                            float* c, i64 c_stride, i64 columns) {
+  i64 o = 0;
+  for (; o + 16 <= columns; o += 16)
+    rows_times_block<2>(a, rows, k, packed + o * k, 16, start ? start + o : nullptr, start_stride, c + o, c_stride);
+  if (o < columns) rows_times_block<1>(a, rows, k, packed + o * k, 8, start ? start + o : nullptr, start_stride, c + o, c_stride);
+}
+
+// gates [row][time][4 hidden]: x W_ihᵀ + b_ih on entry, the gates i, f, g, o on return; h, c, tanh c and the h before each
+// step [row][time][hidden]. w [group][4 hidden][hidden], bias [group][4 hidden] or null.
+extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, float* before, float* c, float* tanh_c,
+                     i64 groups, const i64* ends, i64 w_stride, i64 bias_stride, i64 time, i64 hidden, i64 backwards) {
+  const i64 four = 4 * hidden;
+  std::vector<float> packed;
+  std::vector<const float*> from;
+  i64 first = 0;
+  for (i64 g = 0; g < groups; g++) {
+    const i64 rows = ends[g] - first;
+    const float* wg = w + g * w_stride;
+    const float* bg = bias ? bias + g * bias_stride : nullptr;
+    pack(packed, hidden, four, [&](i64 k, i64 o) { return wg[o * hidden + k]; });
+    from.resize(rows);
+    for (i64 step = 0; step < time; step++) {
+      const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      float* z = gates + (first * time + t) * four;
+      for (i64 r = 0; r < rows; r++) {
+        float* to = before + ((first + r) * time + t) * hidden;
+        from[r] = to;
+        if (step) std::memcpy(to, h + ((first + r) * time + previous) * hidden, hidden * sizeof(float));
+        else std::fill(to, to + hidden, 0.0f);
+      }
+      if (step) multiply_packed(from.data(), rows, hidden, packed.data(), z, time * four, z, time * four, four);
+      for (i64 r = 0; r < rows; r++) {
+        float* zr = z + r * time * four;
+        const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
+        for (i64 k = 0; k < hidden; k += 8) {
+          const i64 n = hidden - k;
+          v8 part[4];
+          UNROLL for (int q = 0; q < 4; q++) {
+            part[q] = load_some(zr + q * hidden + k, n);
+            if (bg) part[q] += load_some(bg + q * hidden + k, n);
+          }
+          const v8 i = sigmoid(part[0]), f = sigmoid(part[1]), u = hyperbolic(part[2]), o = sigmoid(part[3]);
+          v8 state = i * u;
+          if (step) state += f * load_some(c + at_previous + k, n);
+          const v8 squashed = hyperbolic(state);
+          store_some(zr + k, i, n), store_some(zr + hidden + k, f, n);
+          store_some(zr + 2 * hidden + k, u, n), store_some(zr + 3 * hidden + k, o, n);
+          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(h + at + k, o * squashed, n);
+        }
+      }
+    }
+    first = ends[g];
+  }
+}
+
+// dgates [row][time][4 hidden] from dh [row][time][hidden] and dc, that of the last state [row][hidden], which is used up
+extern "C" void lstm_back(const float* gates, const float* w, const float* c, const float* tanh_c, const float* dh, float* dc,
+                          float* dgates, i64 groups, const i64* ends, i64 w_stride, i64 time, i64 hidden, i64 backwards) {
+  const i64 four = 4 * hidden, wide = filled(hidden);
+  std::vector<float> packed, recurrent;
+  std::vector<const float*> from;
+  i64 first = 0;
+  for (i64 g = 0; g < groups; g++) {
+    const i64 rows = ends[g] - first;
+    const float* wg = w + g * w_stride;
+    pack(packed, four, hidden, [&](i64 k, i64 o) { return wg[k * hidden + o]; });
+    from.resize(rows);
+    recurrent.assign(rows * wide, 0.0f);
+    for (i64 step = time - 1; step >= 0; step--) {
+      const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      for (i64 r = 0; r < rows; r++) {
+        const i64 row = first + r, at = (row * time + t) * hidden, at_previous = (row * time + previous) * hidden;
+        const float* z = gates + (row * time + t) * four;
+        float* d = dgates + (row * time + t) * four;
+        from[r] = d;
+        for (i64 k = 0; k < hidden; k += 8) {
+          const i64 n = hidden - k;
+          const v8 i = load_some(z + k, n), f = load_some(z + hidden + k, n);
+          const v8 u = load_some(z + 2 * hidden + k, n), o = load_some(z + 3 * hidden + k, n);
+          const v8 squashed = load_some(tanh_c + at + k, n);
+          const v8 up = load_some(dh + at + k, n) + load(&recurrent[r * wide + k]);
+          const v8 state = load_some(dc + row * hidden + k, n) + up * o * (1.0f - squashed * squashed);
+          const v8 old = step ? load_some(c + at_previous + k, n) : all(0);
+          store_some(d + k, state * u * i * (1.0f - i), n);
+          store_some(d + hidden + k, state * old * f * (1.0f - f), n);
+          store_some(d + 2 * hidden + k, state * i * (1.0f - u * u), n);
+          store_some(d + 3 * hidden + k, up * squashed * o * (1.0f - o), n);
+          store_some(dc + row * hidden + k, state * f, n);
+        }
+      }
+      if (step) multiply_packed(from.data(), rows, four, packed.data(), nullptr, 0, recurrent.data(), wide, wide);
+    }
+    first = ends[g];
+  }
 }

@@ -30,6 +30,8 @@ _ARGUMENTS = {
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
+    "lstm": "pppppppipiiiii",
+    "lstm_back": "pppppppipiiii",
     "train_trips": "ippppppiippp",
 }
 
@@ -206,3 +208,30 @@ def norm_pool_back(
         0 if gamma is None else gamma.stride(0), ctypes.byref(norm), pool,
     )  # fmt: skip
     return dx, dgamma, dbeta, dsum
+
+
+def lstm(
+    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, backwards: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h, the h before each step, c and tanh c, each [rows, time, hidden]; `gates` are filled in where x W_ihᵀ + b_ih was."""
+    rows, time, four = gates.shape
+    h, before, c, tanh_c = (torch.empty(rows, time, four // 4) for _ in range(4))
+    kernels.lstm(
+        gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(), before.data_ptr(), c.data_ptr(),
+        tanh_c.data_ptr(), len(groups), ends(groups), w.stride(0), 0 if b is None else b.stride(0), time, four // 4, int(backwards),
+    )  # fmt: skip
+    return h, before, c, tanh_c
+
+
+def lstm_back(
+    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, c: Tensor, tanh_c: Tensor, dh: Tensor, dc: Tensor, groups: Ranges,
+    backwards: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient of what the gates were made of, [rows, time, 4 hidden]; dc, that of the last state, is used up."""
+    _rows, time, four = gates.shape
+    dgates = torch.empty_like(gates)
+    kernels.lstm_back(
+        gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), dgates.data_ptr(),
+        len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards),
+    )  # fmt: skip
+    return dgates

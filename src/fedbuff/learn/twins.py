@@ -26,6 +26,8 @@ from fedbuff.learn.kernels import (
     channels_last,
     convolution_weights,
     convolve,
+    lstm,
+    lstm_back,
     needed,
     norm_pool,
     norm_pool_back,
@@ -541,15 +543,18 @@ class EmbeddingTwin(Twin):
 # ── dropout ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def dropout(x: Tensor, p: float, step: Step, dim: int = 0) -> Tensor:
-    """What torch's dropout does, with each client's mask drawn from the client's generator."""
+def dropout(x: Tensor, p: float, step: Step, time_first: bool = False) -> Tensor:
+    """What torch's dropout does, with each client's mask drawn from the client's generator.
+
+    With `time_first`, x is [rows, time, …], and the masks are drawn as for [time, rows, …].
+    """
     x = x.contiguous() if x.dim() == 4 else x  # channels-last came from a twin: the loop has no such thing
     mask = torch.empty_like(x)
-    for (i, j), generator in zip(step.times(step.clients, x.shape[dim]), step.generators, strict=True):
-        rows = mask.narrow(dim, i, j - i)
+    for (i, j), generator in zip(step.times(step.clients, len(x)), step.generators, strict=True):
+        rows = mask[i:j].transpose(0, 1) if time_first else mask[i:j]
         # drawn on its own and in the order of memory, as torch would for the client's rows alone
-        drawn = torch.empty_like(rows, device="cpu").bernoulli_(1 - p, generator=generator)
-        rows.copy_(drawn)
+        like = torch.empty(rows.shape, dtype=x.dtype) if time_first else torch.empty_like(rows, device="cpu")
+        rows.copy_(like.bernoulli_(1 - p, generator=generator))
     return x * mask.div_(1 - p) if p < 1 else x * mask
 
 
@@ -607,20 +612,89 @@ class RecurrentTwin(Twin):
                 last.append(ends)
             x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
             if self.dropout > 0 and layer < self.layers - 1:
-                x = dropout(x.transpose(0, 1).contiguous(), self.dropout, self.current.step, dim=1).transpose(0, 1)
+                x = dropout(x, self.dropout, self.current.step, time_first=True)
         ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
         return x if self.batch_first else x.transpose(0, 1), ends if self.kind == "LSTM" else ends[0]
 
     def one(self, x: Tensor, suffix: str, backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end."""
         inputs = self.linear(x, "ih", suffix)
+        weight, bias = self.slots[f"weight_hh{suffix}"], self.slots.get(f"bias_hh{suffix}")
+        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(inputs) is not None:
+            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards)  # type: ignore[no-untyped-call]
+            return h, (h[:, 0 if backwards else -1], c)
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
         times = range(x.shape[1])
+        tape = Tape(weight, bias)
         for t in reversed(times) if backwards else times:
-            state = self.cell(inputs[:, t], self.linear(state[0], "hh", suffix), state)
+            pushed = _Recurrent.apply(state[0], self.current.anchor, self.current.step, tape)  # type: ignore[no-untyped-call]
+            state = self.cell(inputs[:, t], pushed, state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if backwards else outputs, 1), state
+
+
+class Tape:
+    """Inputs and output gradients of a layer that is used once for every time step, for one weight gradient at the end."""
+
+    def __init__(self, weight: Slot, bias: Slot | None) -> None:
+        self.weight, self.bias, self.steps = weight, bias, 0
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+
+class _Recurrent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, anchor: Tensor, step: Step, tape: Tape) -> Tensor:
+        ctx.step, ctx.tape, ctx.first = step, tape, tape.steps == 0
+        tape.steps += 1
+        ctx.save_for_backward(h)
+        b = None if tape.bias is None else tape.bias.weights(step)
+        return grouped_linear(h.contiguous(), step.times(step.groups, len(h)), tape.weight.weights(step), b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (h,), step, tape = ctx.saved_tensors, ctx.step, ctx.tape
+        dy = grads[0].contiguous()
+        tape.seen.append((dy, h))
+        groups = step.times(step.groups, len(h))
+        if ctx.first:  # the first step is the last to come here
+            dys, hs = (torch.stack(part, 1) for part in zip(*tape.seen, strict=True))
+            tape.seen.clear()
+            recurrent_gradients(step, tape.weight, tape.bias, dys, hs)
+            return None, None, None, None
+        return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
+
+
+def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor) -> None:
+    """Gradients of W_hh and b_hh from those of its outputs and from the states it saw, both [rows, time, …]."""
+    clients = step.times(step.clients, len(h))
+    if weight.offset is not None:
+        time = h.shape[1]
+        grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
+    if bias is not None and bias.offset is not None:
+        row_sums(dy.sum(1), clients, *bias.gradient(step))
+
+
+class _Lstm(torch.autograd.Function):
+    """One layer in one direction, from x W_ihᵀ + b_ih [rows, time, 4 hidden] to all h and the last c."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool) -> Any:
+        gates = inputs.clone(memory_format=torch.contiguous_format)
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards)
+        ctx.save_for_backward(gates, before, c, tanh_c)
+        ctx.step, ctx.slots, ctx.backwards = step, (weight, bias), backwards
+        return h, c[:, 0 if backwards else -1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (gates, before, c, tanh_c), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        groups = step.times(step.groups, len(gates))
+        dh, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
+        dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
+        recurrent_gradients(step, weight, bias, dgates, before)
+        return dgates, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
