@@ -477,6 +477,130 @@ static void transposed_times(const float* const* a, i64 rows, i64 k, const float
     }
 }
 
+// c[a columns][b columns] = β c + aᵀ b, for any number of columns; rows lie a_stride and b_stride apart
+static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i64 b_stride, i64 columns, i64 rows, float* c,
+                          i64 beta, std::vector<const float*>& pointers, std::vector<float>& scratch) {
+  if (columns < 8) {
+    for (i64 i = 0; i < k; i++)
+      for (i64 o = 0; o < columns; o++) {
+        float sum = 0;
+        for (i64 r = 0; r < rows; r++) sum += a[r * a_stride + i] * b[r * b_stride + o];
+        c[i * columns + o] = (beta ? c[i * columns + o] : 0.0f) + sum;
+      }
+    return;
+  }
+  pointers.resize(rows);
+  for (i64 r = 0; r < rows; r++) pointers[r] = a + r * a_stride;
+  float* to = c;
+  if (beta) {
+    scratch.resize(k * columns);
+    to = scratch.data();
+  }
+  for (i64 i = 0; i < k;) {
+    const i64 left = k - i, height = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left;
+    for (i64 o = 0; o < columns;) {
+      const bool wide = columns - o >= 16;
+      if (!wide && columns - o < 8) o = columns - 8;  // overlaps what is done, and finds the same
+      float* at = to + i * columns + o;
+#define OUTER(C)                                                                                \
+  {                                                                                             \
+    if (wide) outer_rows<C, 2>(pointers.data(), i, rows, b + o, b_stride, at, columns);         \
+    else outer_rows<C, 1>(pointers.data(), i, rows, b + o, b_stride, at, columns);              \
+  }
+      switch (height) {
+        case 6: OUTER(6) break;
+        case 4: OUTER(4) break;
+        case 3: OUTER(3) break;
+        case 2: OUTER(2) break;
+        case 1: OUTER(1) break;
+      }
+#undef OUTER
+      o += wide ? 16 : 8;
+    }
+    i += height;
+  }
+  if (beta)
+    for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
+}
+
+// into[client][a columns][b columns] = β into + aᵀ b over the client's rows
+extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, i64 into_stride,
+                               i64 a_columns, i64 b_columns, i64 beta) {
+  std::vector<const float*> pointers;
+  std::vector<float> scratch;
+  for (i64 c = 0, row = 0; c < clients; row = ends[c++])
+    outer_product(a + row * a_columns, a_columns, a_columns, b + row * b_columns, b_columns, b_columns, ends[c] - row,
+                  into + c * into_stride, beta, pointers, scratch);
+}
+
+// into[client][columns] = β into + Σ a over the client's rows
+extern "C" void client_sums(const float* a, float* into, i64 clients, const i64* ends, i64 into_stride, i64 columns, i64 beta) {
+  for (i64 c = 0, row = 0; c < clients; c++) {
+    float* to = into + c * into_stride;
+    if (!beta) std::fill(to, to + columns, 0.0f);
+    for (; row < ends[c]; row++)
+      for (i64 i = 0; i < columns; i++) to[i] += a[row * columns + i];
+  }
+}
+
+// ── dropout ────────────────────────────────────────────────────────────────────────────────────────────────────────
+//
+// The very masks that torch's CPU generator would give, faster: MT19937, two numbers for each element, 53 bits of them.
+
+struct Twister {
+  std::uint32_t state[624];
+  i64 next;
+};
+
+static void refill(Twister& t) {
+  std::uint32_t* s = t.state;
+  auto twist = [](std::uint32_t u, std::uint32_t v) {
+    const std::uint32_t y = (u & 0x80000000u) | (v & 0x7fffffffu);
+    return (y >> 1) ^ ((v & 1u) ? 0x9908b0dfu : 0u);
+  };
+  for (int i = 0; i < 227; i++) s[i] = s[i + 397] ^ twist(s[i], s[i + 1]);
+  for (int i = 227; i < 623; i++) s[i] = s[i - 227] ^ twist(s[i], s[i + 1]);
+  s[623] = s[396] ^ twist(s[623], s[0]);
+  t.next = 0;
+}
+
+extern "C" void seed_twisters(Twister* twisters, const i64* seeds, i64 count) {
+  for (i64 i = 0; i < count; i++) {
+    std::uint32_t* s = twisters[i].state;
+    s[0] = static_cast<std::uint32_t>(seeds[i]);
+    for (std::uint32_t k = 1; k < 624; k++) s[k] = 1812433253u * (s[k - 1] ^ (s[k - 1] >> 30)) + k;
+    twisters[i].next = 624;
+  }
+}
+
+// mask ← 1/keep or 0 for each client's rows, [row][size]; with time > 0 a row is [time][size / time], and numbers are drawn
+// for [time][row][size / time]
+extern "C" void draw_masks(Twister* twisters, const i64* whose, float* mask, i64 clients, const i64* ends, i64 size, i64 time,
+                           double keep) {
+  const i64 steps = std::max<i64>(time, 1), width = size / steps;
+  const float on = static_cast<float>(1 / keep);
+  for (i64 c = 0, first = 0; c < clients; first = ends[c++]) {
+    Twister& t = twisters[whose[c]];
+    for (i64 step = 0; step < steps; step++)
+      for (i64 row = first; row < ends[c]; row++) {
+        float* to = mask + row * size + step * width;
+        for (i64 i = 0; i < width; i++) {
+          std::uint32_t half[2];
+          for (std::uint32_t& y : half) {
+            if (t.next == 624) refill(t);
+            y = t.state[t.next++];
+            y ^= y >> 11;
+            y ^= (y << 7) & 0x9d2c5680u;
+            y ^= (y << 15) & 0xefc60000u;
+            y ^= y >> 18;
+          }
+          const std::uint64_t bits = (static_cast<std::uint64_t>(half[0]) << 32 | half[1]) & ((1ull << 53) - 1);
+          to[i] = static_cast<double>(bits) * 0x1p-53 < keep ? on : 0.0f;
+        }
+      }
+  }
+}
+
 // e^x to an ulp or two: x = n ln 2 + r, a polynomial in r, n into the exponent; 0 below the normal numbers
 ALWAYS v8 exponential(v8 x) {
   const v8 low = all(-87.3f), high = all(88.7f);

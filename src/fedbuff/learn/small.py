@@ -7,6 +7,7 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -33,8 +34,10 @@ def layers_of(module: nn.Module) -> list[nn.Linear] | None:
     if len(parts) % 2 == 0 or any(type(part) is not nn.ReLU for part in between):
         return None
     layers = [part for part in linear if type(part) is nn.Linear]
-    chain = all(a.out_features == b.in_features for a, b in zip(layers, layers[1:], strict=False))
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+    chain = all(a.out_features == b.in_features for a, b in pairwise(layers))
+    hooked = any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules()
+    )
     whole = type(module) in (nn.Linear, nn.Sequential) and all(type(m) in _KINDS for m in module.modules())
     return layers if len(layers) == len(linear) and chain and whole and not hooked else None
 
