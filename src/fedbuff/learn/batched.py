@@ -21,8 +21,9 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
+from fedbuff.learn.small import small
 from fedbuff.learn.task import Task
-from fedbuff.learn.twins import Step, twin_of, why_no_twin
+from fedbuff.learn.twins import Draws, Step, twin_of, why_no_twin
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
 _CHECKED = 4  # trips that both ways must agree on before the fast one is used
@@ -83,7 +84,8 @@ def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "
     """
     if reason := why_no_twin(flat.module):
         raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
-    return Together(task, sgd, seed, flat, torch.device(device)).train
+    together = Together(task, sgd, seed, flat, torch.device(device)).train
+    return (small(task, sgd, seed, flat, together) if device == "cpu" else None) or together
 
 
 def norms(updates: Matrix) -> Vector:
@@ -124,10 +126,10 @@ class Together:
         self.module, self.current = twin_of(flat, device)
         self.module.train()
         self.loss = row_losses(task.loss)
+        self.dtype = flat.weights().dtype
         self.buffers = [(mine, first) for mine, (_, first) in zip(self.module.buffers(), flat.buffers, strict=True)]
         sizes = [p.numel() for p in flat.parameters.values()]
         self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
-        self.generators: list[torch.Generator] = []
 
     def train(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         """The updates of the jobs, row by row; the same for the same chunk in any process."""
@@ -145,25 +147,31 @@ class Together:
         )
         for part in split(by_version, [len(plan[0]) for plan in plans]):
             trips = Trips([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
-            updates[part] = self.together(trips).cpu().numpy()
+            # straight into the caller's memory where the rows lie in a row
+            adjacent = part == list(range(part[0], part[0] + len(part))) and self.device.type == "cpu"
+            room = torch.from_numpy(updates[part[0] : part[-1] + 1]) if adjacent and updates.dtype == self.dtype else None
+            found = self.together(trips, room)
+            if found is not room:
+                updates[part] = found.cpu().numpy()
         return updates
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
         x, y = self.task.clients[client]
         return as_tensor(x, like=self.flat.vector), as_tensor(y, like=self.flat.vector)
 
-    def together(self, trips: "Trips") -> Tensor:
-        """Δ for trips sorted by version."""
+    def together(self, trips: "Trips", room: Tensor | None) -> Tensor:
+        """Δ for trips sorted by version, in `room` if given."""
         sgd, count = self.sgd, len(trips.jobs)
         versions, version_of, groups = trips.versions()
         w = torch.from_numpy(np.stack(versions)).to(self.device)
         of = torch.tensor(version_of, device=self.device)
-        generators = self.seeded(trips.jobs)
+        seeds = dropout_seeds(self.seed, [job.client for job in trips.jobs], [job.trip for job in trips.jobs])
+        draws = Draws(seeds, self.device)
         for buffer, original in self.buffers:
             buffer.copy_(original)
         # without momentum the learning rate goes into the loss, and gradients are steps already
         folded = not sgd.momentum
-        update, velocity = w.new_empty(count, w.shape[1]), w.new_zeros(0)
+        update, velocity = w.new_empty(count, w.shape[1]) if room is None else room, w.new_zeros(0)
         for q in range(max(len(plan) for plan in trips.plans)):
             active = [j for j in range(count) if q < len(trips.plans[j])]
             which = torch.tensor(active, device=self.device)
@@ -180,7 +188,7 @@ class Together:
             else:
                 y, shared = w[of[which]] - update[which], clients
                 gradient = torch.empty_like(y)
-            step = Step(clients, shared, y, gradient, [generators[j] for j in active] if generators else [], ends[-1])
+            step = Step(clients, shared, y, gradient, draws, active, ends[-1])
             self.gradients(step, trips.rows(active, q, self.device), scale, sizes)
             if sgd.weight_decay:
                 gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)
@@ -207,13 +215,6 @@ class Together:
         for offset, size in self.parameters:
             if offset not in step.written:
                 step.gradient[:, offset : offset + size].zero_()
-
-    def seeded(self, jobs: Sequence[Job]) -> list[torch.Generator]:
-        """A generator for each job, in the state that the loop's would be in."""
-        while len(self.generators) < len(jobs):
-            self.generators.append(torch.Generator())
-        seeds = dropout_seeds(self.seed, [job.client for job in jobs], [job.trip for job in jobs])
-        return [g.manual_seed(s) for g, s in zip(self.generators, seeds, strict=False)]
 
 
 class Trips:

@@ -388,3 +388,538 @@ extern "C" void norm_pool_back(const float* x, const float* dy, const std::uint8
           n, x + row * full, dy + row * size, where + row * size, gamma ? gamma + g * stride : nullptr, mean + row * n.c,
           rstd + row * n.c, dx + row * full, dgamma + row * n.c, dbeta + row * n.c, dsum + row * n.c, a.data(), b.data());
 }
+
+// ── small matrices ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+// c[row][8V] = start + Σ_k a[row][k] b[k][8V], for P rows given by pointers
+template <int P, int V>
+ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
+                       float* c, i64 c_stride) {
+  v8 sum[P][V];
+  UNROLL for (int p = 0; p < P; p++)
+    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start ? load(start + p * start_stride + 8 * v) : all(0);
+  const float* as[P];
+  UNROLL for (int p = 0; p < P; p++) as[p] = a[p];
+  for (i64 i = 0; i < k; i++, b += b_stride) {
+    v8 bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    UNROLL for (int p = 0; p < P; p++) {
+      const v8 x = all(as[p][i]);
+      UNROLL for (int v = 0; v < V; v++) sum[p][v] += x * bv[v];
+    }
+  }
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store(c + p * c_stride + 8 * v, sum[p][v]);
+}
+
+template <int V>
+static void rows_times_block(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start,
+                             i64 start_stride, float* c, i64 c_stride) {
+  for (i64 r = 0, tiles = (rows + 5) / 6; tiles > 0; tiles--) {  // tiles of about the same height
+    const i64 height = (rows - r + tiles - 1) / tiles;
+    const float* s = start ? start + r * start_stride : nullptr;
+    float* to = c + r * c_stride;
+    switch (height) {
+      case 6: rows_times<6, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 5: rows_times<5, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 4: rows_times<4, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 3: rows_times<3, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 2: rows_times<2, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+      case 1: rows_times<1, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
+    }
+    r += height;
+  }
+}
+
+// c = start + a b; columns: a multiple of 8; start_stride 0: the same start for every row
+static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
+                     float* c, i64 c_stride, i64 columns) {
+  i64 o = 0;
+  for (; o + 16 <= columns; o += 16)
+    rows_times_block<2>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
+  if (o < columns) rows_times_block<1>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
+}
+
+// c[C][8V] = Σ over rows of a[row][C] ⊗ b[row][8V]
+template <int C, int V>
+ALWAYS void outer_rows(const float* const* a, i64 at, i64 rows, const float* b, i64 b_stride, float* c, i64 c_stride) {
+  v8 sum[C][V] = {};
+  for (i64 r = 0; r < rows; r++, b += b_stride) {
+    v8 bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    UNROLL for (int i = 0; i < C; i++) {
+      const v8 x = all(a[r][at + i]);
+      UNROLL for (int v = 0; v < V; v++) sum[i][v] += x * bv[v];
+    }
+  }
+  UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store(c + i * c_stride + 8 * v, sum[i][v]);
+}
+
+// c[k][columns] = aᵀ b
+static void transposed_times(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, float* c, i64 c_stride,
+                             i64 columns) {
+  for (i64 o = 0; o < columns; o += 16)
+    for (i64 i = 0; i < k;) {
+      float* to = c + i * c_stride + o;
+      const bool wide = columns - o >= 16;
+#define OUTER(C)                                                               \
+  {                                                                            \
+    if (wide) outer_rows<C, 2>(a, i, rows, b + o, b_stride, to, c_stride);     \
+    else outer_rows<C, 1>(a, i, rows, b + o, b_stride, to, c_stride);          \
+    i += C;                                                                    \
+  }
+      const i64 left = k - i;
+      if (left >= 6 && left != 8) OUTER(6)
+      else if (left >= 4) OUTER(4)
+      else if (left == 3) OUTER(3)
+      else if (left == 2) OUTER(2)
+      else OUTER(1)
+#undef OUTER
+    }
+}
+
+// c[a columns][b columns] = β c + aᵀ b, for any number of columns; rows lie a_stride and b_stride apart
+static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i64 b_stride, i64 columns, i64 rows, float* c,
+                          i64 beta, std::vector<const float*>& pointers, std::vector<float>& scratch) {
+  if (columns < 8) {
+    for (i64 i = 0; i < k; i++)
+      for (i64 o = 0; o < columns; o++) {
+        float sum = 0;
+        for (i64 r = 0; r < rows; r++) sum += a[r * a_stride + i] * b[r * b_stride + o];
+        c[i * columns + o] = (beta ? c[i * columns + o] : 0.0f) + sum;
+      }
+    return;
+  }
+  pointers.resize(rows);
+  for (i64 r = 0; r < rows; r++) pointers[r] = a + r * a_stride;
+  float* to = c;
+  if (beta) {
+    scratch.resize(k * columns);
+    to = scratch.data();
+  }
+  for (i64 i = 0; i < k;) {
+    const i64 left = k - i, height = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left;
+    for (i64 o = 0; o < columns;) {
+      const bool wide = columns - o >= 16;
+      if (!wide && columns - o < 8) o = columns - 8;  // overlaps what is done, and finds the same
+      float* at = to + i * columns + o;
+#define OUTER(C)                                                                                \
+  {                                                                                             \
+    if (wide) outer_rows<C, 2>(pointers.data(), i, rows, b + o, b_stride, at, columns);         \
+    else outer_rows<C, 1>(pointers.data(), i, rows, b + o, b_stride, at, columns);              \
+  }
+      switch (height) {
+        case 6: OUTER(6) break;
+        case 4: OUTER(4) break;
+        case 3: OUTER(3) break;
+        case 2: OUTER(2) break;
+        case 1: OUTER(1) break;
+      }
+#undef OUTER
+      o += wide ? 16 : 8;
+    }
+    i += height;
+  }
+  if (beta)
+    for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
+}
+
+// into[client][a columns][b columns] = β into + aᵀ b over the client's rows
+extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, i64 into_stride,
+                               i64 a_columns, i64 b_columns, i64 beta) {
+  std::vector<const float*> pointers;
+  std::vector<float> scratch;
+  for (i64 c = 0, row = 0; c < clients; row = ends[c++])
+    outer_product(a + row * a_columns, a_columns, a_columns, b + row * b_columns, b_columns, b_columns, ends[c] - row,
+                  into + c * into_stride, beta, pointers, scratch);
+}
+
+// into[client][columns] = β into + Σ a over the client's rows
+extern "C" void client_sums(const float* a, float* into, i64 clients, const i64* ends, i64 into_stride, i64 columns, i64 beta) {
+  for (i64 c = 0, row = 0; c < clients; c++) {
+    float* to = into + c * into_stride;
+    if (!beta) std::fill(to, to + columns, 0.0f);
+    for (; row < ends[c]; row++)
+      for (i64 i = 0; i < columns; i++) to[i] += a[row * columns + i];
+  }
+}
+
+// ── dropout ────────────────────────────────────────────────────────────────────────────────────────────────────────
+//
+// The very masks that torch's CPU generator would give, faster: MT19937, two numbers for each element, 53 bits of them.
+
+struct Twister {
+  std::uint32_t state[624];
+  i64 next;
+};
+
+static void refill(Twister& t) {
+  std::uint32_t* s = t.state;
+  auto twist = [](std::uint32_t u, std::uint32_t v) {
+    const std::uint32_t y = (u & 0x80000000u) | (v & 0x7fffffffu);
+    return (y >> 1) ^ ((v & 1u) ? 0x9908b0dfu : 0u);
+  };
+  for (int i = 0; i < 227; i++) s[i] = s[i + 397] ^ twist(s[i], s[i + 1]);
+  for (int i = 227; i < 623; i++) s[i] = s[i - 227] ^ twist(s[i], s[i + 1]);
+  s[623] = s[396] ^ twist(s[623], s[0]);
+  t.next = 0;
+}
+
+extern "C" void seed_twisters(Twister* twisters, const i64* seeds, i64 count) {
+  for (i64 i = 0; i < count; i++) {
+    std::uint32_t* s = twisters[i].state;
+    s[0] = static_cast<std::uint32_t>(seeds[i]);
+    for (std::uint32_t k = 1; k < 624; k++) s[k] = 1812433253u * (s[k - 1] ^ (s[k - 1] >> 30)) + k;
+    twisters[i].next = 624;
+  }
+}
+
+// mask ← 1/keep or 0 for each client's rows, [row][size]; with time > 0 a row is [time][size / time], and numbers are drawn
+// for [time][row][size / time]
+extern "C" void draw_masks(Twister* twisters, const i64* whose, float* mask, i64 clients, const i64* ends, i64 size, i64 time,
+                           double keep) {
+  const i64 steps = std::max<i64>(time, 1), width = size / steps;
+  const float on = static_cast<float>(1 / keep);
+  for (i64 c = 0, first = 0; c < clients; first = ends[c++]) {
+    Twister& t = twisters[whose[c]];
+    for (i64 step = 0; step < steps; step++)
+      for (i64 row = first; row < ends[c]; row++) {
+        float* to = mask + row * size + step * width;
+        for (i64 i = 0; i < width; i++) {
+          std::uint32_t half[2];
+          for (std::uint32_t& y : half) {
+            if (t.next == 624) refill(t);
+            y = t.state[t.next++];
+            y ^= y >> 11;
+            y ^= (y << 7) & 0x9d2c5680u;
+            y ^= (y << 15) & 0xefc60000u;
+            y ^= y >> 18;
+          }
+          const std::uint64_t bits = (static_cast<std::uint64_t>(half[0]) << 32 | half[1]) & ((1ull << 53) - 1);
+          to[i] = static_cast<double>(bits) * 0x1p-53 < keep ? on : 0.0f;
+        }
+      }
+  }
+}
+
+// e^x to an ulp or two: x = n ln 2 + r, a polynomial in r, n into the exponent; 0 below the normal numbers
+ALWAYS v8 exponential(v8 x) {
+  const v8 low = all(-87.3f), high = all(88.7f);
+  const v8 clamped = x < low ? low : (x > high ? high : x);  // NaN stays
+  const v8 magic = all(12582912.0f);                         // adding it rounds to an integer, left in the low bits
+  const v8 shifted = clamped * 1.44269504f + magic;
+  const v8 n = shifted - magic;
+  v8 r = clamped - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  v8 p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const m8 power = ((m8)shifted - (m8)magic) << 23;
+  const v8 y = (v8)((m8)p + power);
+  const v8 above = x > high ? all(INFINITY) : y;
+  return x < low ? all(0) : (x != x ? x : above);
+}
+
+// ── whole trips of a small network ─────────────────────────────────────────────────────────────────────────────────
+//
+// Linear layers with ReLU between them, and cross entropy: logistic regression and small perceptrons, whose steps are
+// so short that calling anything costs more than computing. Weights are kept transposed, [in][out], out filled up to 8.
+
+struct Sgd {
+  float lr, momentum, weight_decay, proximal;
+  i64 batch_size, epochs, steps, lr_norm;  // steps < 0: as many as the epochs take
+};
+
+static std::uint64_t mix(std::uint64_t z) {  // shuffle.py's _mix
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
+
+struct Network {
+  i64 layers;
+  const i64* sizes;  // layers + 1 of them
+  const i64* bias;   // whether each layer has one
+  std::vector<i64> at;
+  i64 size = 0, widest = 0, flat = 0;
+
+  Network(i64 layers, const i64* sizes, const i64* bias) : layers(layers), sizes(sizes), bias(bias) {
+    for (i64 l = 0; l < layers; l++) {
+      at.push_back(size);
+      size += (sizes[l] + 1) * filled(sizes[l + 1]);  // the last row is the bias
+      flat += sizes[l] * sizes[l + 1] + (bias[l] ? sizes[l + 1] : 0);
+      widest = std::max(widest, filled(sizes[l + 1]));
+    }
+  }
+  template <class F> void each(F f) const {  // f(index in the flat vector, index in the transposed weights)
+    i64 from = 0;
+    for (i64 l = 0; l < layers; l++) {
+      const i64 width = filled(sizes[l + 1]);
+      for (i64 o = 0; o < sizes[l + 1]; o++)
+        for (i64 i = 0; i < sizes[l]; i++) f(from++, at[l] + i * width + o);
+      if (bias[l])
+        for (i64 o = 0; o < sizes[l + 1]; o++) f(from++, at[l] + sizes[l] * width + o);
+    }
+  }
+};
+
+// Returns the number of the first trip with a label that is no class, or -1.
+extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* ys, const i64* examples,
+                           const float* const* starts, const std::uint64_t* of_trip, float* updates, i64 stride, i64 layers,
+                           const i64* sizes, const i64* bias, const Sgd* how) {
+  const Network net(layers, sizes, bias);
+  const Sgd sgd = *how;
+  const i64 classes = sizes[layers], features = sizes[0];
+  std::vector<float> start(net.size), w(net.size), g(net.size), velocity(net.size);
+  std::vector<float> turned;                                     // a layer's weights [out][in], for the gradient of its input
+  std::vector<std::vector<float>> hidden(layers + 1), dz(2);     // outputs of each layer
+  std::vector<std::vector<const float*>> rows(layers + 1);       // pointers to the rows of each layer's input
+  std::vector<std::pair<std::uint64_t, i64>> keys;
+  std::vector<i64> order;
+  const float* loaded = nullptr;
+  for (i64 trip = 0; trip < trips; trip++) {
+    const i64 n = examples[trip];
+    for (i64 i = 0; i < n; i++)
+      if (ys[trip][i] < 0 || ys[trip][i] >= classes) return trip;
+    if (loaded != starts[trip]) {
+      loaded = starts[trip];
+      net.each([&](i64 from, i64 to) { start[to] = loaded[from]; });
+    }
+    w = start;
+    if (sgd.momentum != 0) std::fill(velocity.begin(), velocity.end(), 0.0f);
+    order.resize(n);
+    const i64 per_epoch = (n + sgd.batch_size - 1) / sgd.batch_size;
+    const i64 steps = sgd.steps < 0 ? sgd.epochs * per_epoch : sgd.steps;
+    for (i64 step = 0; step < steps; step++) {
+      const i64 first = step % per_epoch * sgd.batch_size, count = std::min(sgd.batch_size, n - first);
+      if (first == 0) {
+        const std::uint64_t of_epoch = mix(of_trip[trip] + static_cast<std::uint64_t>(step / per_epoch));
+        if (per_epoch == 1) {  // one batch of everything: its order does not matter
+          for (i64 i = 0; i < n; i++) order[i] = i;
+        } else {
+          keys.resize(n);
+          for (i64 i = 0; i < n; i++) keys[i] = {mix(of_epoch + static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15u), i};
+          std::sort(keys.begin(), keys.end());
+          for (i64 i = 0; i < n; i++) order[i] = keys[i].second;
+        }
+      }
+      for (auto& r : rows) r.resize(count);
+      for (i64 i = 0; i < count; i++) rows[0][i] = xs[trip] + order[first + i] * features;
+      for (i64 l = 0; l < layers; l++) {
+        const i64 in = sizes[l], width = filled(sizes[l + 1]);
+        std::vector<float>& z = hidden[l];
+        z.resize(count * width);
+        multiply(rows[l].data(), count, in, &w[net.at[l]], width, &w[net.at[l] + in * width], 0, z.data(), width, width);
+        for (i64 i = 0; i < count; i++) rows[l + 1][i] = &z[i * width];
+        if (l + 1 < layers)
+          for (i64 i = 0; i < count * width; i += 8) {
+            const v8 v = load(&z[i]);
+            store(&z[i], v <= 0 ? all(0) : v);
+          }
+      }
+      // softmax, and the gradient of the mean cross entropy in its place
+      const i64 wide = filled(classes);
+      std::vector<float>& p = hidden[layers - 1];
+      for (i64 i = 0; i < count; i++) {
+        float* row = &p[i * wide];
+        float top = row[0];
+        for (i64 c = 1; c < classes; c++) top = row[c] > top ? row[c] : top;
+        for (i64 c = classes; c < wide; c++) row[c] = -INFINITY;
+        v8 sums = all(0);
+        for (i64 c = 0; c < wide; c += 8) {
+          const v8 e = exponential(load(row + c) - top);
+          store(row + c, e);
+          sums += e;
+        }
+        float sum = 0;
+        for (int k = 0; k < 8; k++) sum += sums[k];
+        const float scale = 1 / sum;
+        for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) * scale);
+        row[ys[trip][order[first + i]]] -= 1;
+        for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
+      }
+      const float* d = p.data();
+      for (i64 l = layers - 1; l >= 0; l--) {
+        const i64 in = sizes[l], width = filled(sizes[l + 1]);
+        float* to = &g[net.at[l]];
+        transposed_times(rows[l].data(), count, in, d, width, to, width, width);
+        float* b = to + in * width;
+        std::fill(b, b + width, 0.0f);
+        if (bias[l])
+          for (i64 i = 0; i < count; i++)
+            for (i64 o = 0; o < width; o += 8) store(b + o, load(b + o) + load(d + i * width + o));
+        if (l > 0) {
+          const i64 out = sizes[l + 1], wide_in = filled(in);
+          turned.assign(out * wide_in, 0.0f);
+          for (i64 i = 0; i < in; i++)
+            for (i64 o = 0; o < out; o++) turned[o * wide_in + i] = w[net.at[l] + i * width + o];
+          std::vector<float>& next = dz[l % 2];
+          next.resize(count * wide_in);
+          std::vector<const float*>& ds = rows[layers];  // no longer needed
+          for (i64 i = 0; i < count; i++) ds[i] = d + i * width;
+          multiply(ds.data(), count, out, turned.data(), wide_in, nullptr, 0, next.data(), wide_in, wide_in);
+          const float* h = hidden[l - 1].data();
+          for (i64 i = 0; i < count * wide_in; i += 8) store(&next[i], load(h + i) <= 0 ? all(0) : load(&next[i]));
+          d = next.data();
+        }
+      }
+      const float lr = sgd.lr_norm ? sgd.lr * static_cast<float>(count) / static_cast<float>(sgd.batch_size) : sgd.lr;
+      for (i64 i = 0; i < net.size; i += 8) {
+        v8 direction = load(&g[i]);
+        const v8 now = load(&w[i]);
+        if (sgd.weight_decay != 0) direction += now * sgd.weight_decay;
+        if (sgd.proximal != 0) direction += (now - load(&start[i])) * sgd.proximal;
+        if (sgd.momentum != 0) {
+          direction += load(&velocity[i]) * sgd.momentum;
+          store(&velocity[i], direction);
+        }
+        store(&w[i], now - direction * lr);
+      }
+    }
+    float* update = updates + trip * stride;
+    net.each([&](i64 to, i64 from) { update[to] = start[from] - w[from]; });
+  }
+  return -1;
+}
+
+// ── LSTM ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+//
+// One layer in one direction. Everything lies [row][time][…], so that the rows of a client are one matrix for the
+// gradients of weights, which are left to a matrix library; here is what has to go step by step. 4 · hidden: a multiple of 8.
+
+ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + exponential(-x)); }
+
+ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x + 1) would lose digits
+  const v8 z = x * x;
+  v8 p = all(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z + -5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z + -3.33332819422e-1f;
+  const v8 small = p * z * x + x;
+  const v8 large = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+  return z < 0.390625f ? small : large;
+}
+
+ALWAYS v8 load_some(const float* p, i64 n) {  // the first n of eight, else zeros
+  if (n >= 8) return load(p);
+  v8 v = all(0);
+  std::memcpy(&v, p, n * sizeof(float));
+  return v;
+}
+ALWAYS void store_some(float* p, v8 v, i64 n) {
+  if (n >= 8) store(p, v);
+  else std::memcpy(p, &v, n * sizeof(float));
+}
+
+// blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
+template <class F> static void pack(std::vector<float>& packed, i64 k, i64 columns, F weight) {
+  packed.assign(k * filled(columns), 0.0f);
+  for (i64 o = 0; o < columns; o++) {
+    const i64 first = o / 16 * 16, width = std::min<i64>(16, filled(columns) - first);
+    for (i64 i = 0; i < k; i++) packed[first * k + i * width + o - first] = weight(i, o);
+  }
+}
+
+static void multiply_packed(const float* const* a, i64 rows, i64 k, const float* packed, const float* start, i64 start_stride,
+                            float* c, i64 c_stride, i64 columns) {
+  i64 o = 0;
+  for (; o + 16 <= columns; o += 16)
+    rows_times_block<2>(a, rows, k, packed + o * k, 16, start ? start + o : nullptr, start_stride, c + o, c_stride);
+  if (o < columns) rows_times_block<1>(a, rows, k, packed + o * k, 8, start ? start + o : nullptr, start_stride, c + o, c_stride);
+}
+
+// gates [row][time][4 hidden]: x W_ihᵀ + b_ih on entry, the gates i, f, g, o on return; h, c, tanh c and the h before each
+// step [row][time][hidden]. w [group][4 hidden][hidden], bias [group][4 hidden] or null.
+extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, float* before, float* c, float* tanh_c,
+                     i64 groups, const i64* ends, i64 w_stride, i64 bias_stride, i64 time, i64 hidden, i64 backwards) {
+  const i64 four = 4 * hidden;
+  std::vector<float> packed;
+  std::vector<const float*> from;
+  i64 first = 0;
+  for (i64 g = 0; g < groups; g++) {
+    const i64 rows = ends[g] - first;
+    const float* wg = w + g * w_stride;
+    const float* bg = bias ? bias + g * bias_stride : nullptr;
+    pack(packed, hidden, four, [&](i64 k, i64 o) { return wg[o * hidden + k]; });
+    from.resize(rows);
+    for (i64 step = 0; step < time; step++) {
+      const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      float* z = gates + (first * time + t) * four;
+      for (i64 r = 0; r < rows; r++) {
+        float* to = before + ((first + r) * time + t) * hidden;
+        from[r] = to;
+        if (step) std::memcpy(to, h + ((first + r) * time + previous) * hidden, hidden * sizeof(float));
+        else std::fill(to, to + hidden, 0.0f);
+      }
+      if (step) multiply_packed(from.data(), rows, hidden, packed.data(), z, time * four, z, time * four, four);
+      for (i64 r = 0; r < rows; r++) {
+        float* zr = z + r * time * four;
+        const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
+        for (i64 k = 0; k < hidden; k += 8) {
+          const i64 n = hidden - k;
+          v8 part[4];
+          UNROLL for (int q = 0; q < 4; q++) {
+            part[q] = load_some(zr + q * hidden + k, n);
+            if (bg) part[q] += load_some(bg + q * hidden + k, n);
+          }
+          const v8 i = sigmoid(part[0]), f = sigmoid(part[1]), u = hyperbolic(part[2]), o = sigmoid(part[3]);
+          v8 state = i * u;
+          if (step) state += f * load_some(c + at_previous + k, n);
+          const v8 squashed = hyperbolic(state);
+          store_some(zr + k, i, n), store_some(zr + hidden + k, f, n);
+          store_some(zr + 2 * hidden + k, u, n), store_some(zr + 3 * hidden + k, o, n);
+          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(h + at + k, o * squashed, n);
+        }
+      }
+    }
+    first = ends[g];
+  }
+}
+
+// dgates [row][time][4 hidden] from dh [row][time][hidden] and dc, that of the last state [row][hidden], which is used up
+extern "C" void lstm_back(const float* gates, const float* w, const float* c, const float* tanh_c, const float* dh, float* dc,
+                          float* dgates, i64 groups, const i64* ends, i64 w_stride, i64 time, i64 hidden, i64 backwards) {
+  const i64 four = 4 * hidden, wide = filled(hidden);
+  std::vector<float> packed, recurrent;
+  std::vector<const float*> from;
+  i64 first = 0;
+  for (i64 g = 0; g < groups; g++) {
+    const i64 rows = ends[g] - first;
+    const float* wg = w + g * w_stride;
+    pack(packed, four, hidden, [&](i64 k, i64 o) { return wg[k * hidden + o]; });
+    from.resize(rows);
+    recurrent.assign(rows * wide, 0.0f);
+    for (i64 step = time - 1; step >= 0; step--) {
+      const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      for (i64 r = 0; r < rows; r++) {
+        const i64 row = first + r, at = (row * time + t) * hidden, at_previous = (row * time + previous) * hidden;
+        const float* z = gates + (row * time + t) * four;
+        float* d = dgates + (row * time + t) * four;
+        from[r] = d;
+        for (i64 k = 0; k < hidden; k += 8) {
+          const i64 n = hidden - k;
+          const v8 i = load_some(z + k, n), f = load_some(z + hidden + k, n);
+          const v8 u = load_some(z + 2 * hidden + k, n), o = load_some(z + 3 * hidden + k, n);
+          const v8 squashed = load_some(tanh_c + at + k, n);
+          const v8 up = load_some(dh + at + k, n) + load(&recurrent[r * wide + k]);
+          const v8 state = load_some(dc + row * hidden + k, n) + up * o * (1.0f - squashed * squashed);
+          const v8 old = step ? load_some(c + at_previous + k, n) : all(0);
+          store_some(d + k, state * u * i * (1.0f - i), n);
+          store_some(d + hidden + k, state * old * f * (1.0f - f), n);
+          store_some(d + 2 * hidden + k, state * i * (1.0f - u * u), n);
+          store_some(d + 3 * hidden + k, up * squashed * o * (1.0f - o), n);
+          store_some(dc + row * hidden + k, state * f, n);
+        }
+      }
+      if (step) multiply_packed(from.data(), rows, four, packed.data(), nullptr, 0, recurrent.data(), wide, wide);
+    }
+    first = ends[g];
+  }
+}

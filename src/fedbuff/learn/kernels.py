@@ -24,12 +24,20 @@ _SOURCE = Path(__file__).with_name("kernels.cpp")
 # nothing here may assume finite numbers: a diverged client must be seen to
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC")
 
-# for each function, its arguments: a p is a pointer, an i an integer
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+# for each function, its arguments
 _ARGUMENTS = {
     "convolve": "ppppipiipi",
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
+    "lstm": "pppppppipiiiii",
+    "lstm_back": "pppppppipiiii",
+    "outer_products": "pppipiiii",
+    "client_sums": "ppipiii",
+    "seed_twisters": "ppi",
+    "draw_masks": "pppipiid",
+    "train_trips": "ippppppiippp",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -48,8 +56,8 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(built(compiler, cache_folder())))
         for name, arguments in _ARGUMENTS.items():
             function = getattr(loaded, name)
-            function.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int64 for kind in arguments]
-            function.restype = None
+            function.argtypes = [_KINDS[kind] for kind in arguments]
+            function.restype = ctypes.c_int64 if name == "train_trips" else None
         return loaded
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
@@ -112,13 +120,24 @@ def tune_allocator() -> None:
 class Shape(ctypes.Structure):
     """A convolution: input, output, kernel, stride, padding, dilation."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ["h", "w", "c", "oh", "ow", "oc", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw"]]
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ["h", "w", "c", "oh", "ow", "oc", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw"]
+    ]
 
 
 class Norm(ctypes.Structure):
     """A group norm of channels-last images."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ["h", "w", "c", "groups"]), ("eps", ctypes.c_float)]
+
+
+class Sgd(ctypes.Structure):
+    """LocalSGD, as the kernels want it."""
+
+    _fields_ = [
+        *((name, ctypes.c_float) for name in ["lr", "momentum", "weight_decay", "proximal"]),
+        *((name, ctypes.c_int64) for name in ["batch_size", "epochs", "steps", "lr_norm"]),
+    ]
 
 
 Ranges = Sequence[tuple[int, int]]
@@ -196,3 +215,80 @@ def norm_pool_back(
         0 if gamma is None else gamma.stride(0), ctypes.byref(norm), pool,
     )  # fmt: skip
     return dx, dgamma, dbeta, dsum
+
+
+def lstm(
+    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, backwards: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h, the h before each step, c and tanh c, each [rows, time, hidden]; `gates` are filled in where x W_ihᵀ + b_ih was."""
+    rows, time, four = gates.shape
+    h, before, c, tanh_c = (torch.empty(rows, time, four // 4) for _ in range(4))
+    kernels.lstm(
+        gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(), before.data_ptr(), c.data_ptr(),
+        tanh_c.data_ptr(), len(groups), ends(groups), w.stride(0), 0 if b is None else b.stride(0), time, four // 4,
+        int(backwards),
+    )  # fmt: skip
+    return h, before, c, tanh_c
+
+
+def lstm_back(
+    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, c: Tensor, tanh_c: Tensor, dh: Tensor, dc: Tensor, groups: Ranges,
+    backwards: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient of what the gates were made of, [rows, time, 4 hidden]; dc, that of the last state, is used up."""
+    _rows, time, four = gates.shape
+    dgates = torch.empty_like(gates)
+    kernels.lstm_back(
+        gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), dgates.data_ptr(),
+        len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards),
+    )  # fmt: skip
+    return dgates
+
+
+def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Tensor, beta: int, clients: Ranges) -> None:
+    """into[client] ← β into[client] + aᵀ b over the client's rows."""
+    a, b = a.contiguous(), b.contiguous()
+    kernels.outer_products(
+        a.data_ptr(), b.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), a.shape[1], b.shape[1], beta
+    )
+
+
+def client_sums(kernels: ctypes.CDLL, values: Tensor, into: Tensor, beta: int, clients: Ranges) -> None:
+    """into[client] ← β into[client] + Σ values over the client's rows."""
+    values = values.contiguous()
+    columns = values.numel() // len(values)
+    kernels.client_sums(values.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), columns, beta)
+
+
+class Twisters:
+    """torch's generators of some clients, rebuilt: the same masks, several times faster."""
+
+    def __init__(self, kernels: ctypes.CDLL, seeds: Sequence[int]) -> None:
+        self.kernels = kernels
+        self.states = torch.empty(len(seeds), 624 // 2 + 1, dtype=torch.int64)
+        kernels.seed_twisters(self.states.data_ptr(), torch.tensor(seeds).data_ptr(), len(seeds))
+
+    def draw(self, like: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
+        """1/keep with probability `keep`, else 0; with `time_first` as if `like`, [rows, time, …], were [time, rows, …].
+
+        The rows of the i-th range are drawn by the twister whose[i].
+        """
+        mask = torch.empty(like.shape)
+        time = like.shape[1] if time_first else 0
+        size = mask.numel() // len(mask)
+        those = (ctypes.c_int64 * len(whose))(*whose)
+        self.kernels.draw_masks(
+            self.states.data_ptr(), those, mask.data_ptr(), len(clients), ends(clients), size, time, keep
+        )  # fmt: skip
+        return mask
+
+
+@cache
+def twisters_agree() -> bool:
+    """Whether torch still draws its masks as we do."""
+    kernels = library()
+    if kernels is None:
+        return False
+    expected = torch.empty(1000).bernoulli_(0.3, generator=torch.Generator().manual_seed(12345678901234567))
+    found = Twisters(kernels, [12345678901234567]).draw(expected[:, None], 0.3, [0], [(0, 1000)], time_first=False)
+    return torch.equal(found[:, 0] != 0, expected != 0)

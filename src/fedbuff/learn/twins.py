@@ -23,12 +23,19 @@ from fedbuff.learn.flat import Flat
 from fedbuff.learn.kernels import (
     Norm,
     Shape,
+    Twisters,
     channels_last,
+    client_sums,
     convolution_weights,
     convolve,
+    library,
+    lstm,
+    lstm_back,
     needed,
     norm_pool,
     norm_pool_back,
+    outer_products,
+    twisters_agree,
     usable,
 )
 
@@ -43,7 +50,8 @@ class Step:
     groups: Ranges
     weights: Tensor  # [groups, d]
     gradient: Tensor  # [clients, d]; undefined where nothing was written
-    generators: Sequence[torch.Generator]  # one for each client, for dropout
+    draws: "Draws"  # random numbers, for dropout
+    whose: Sequence[int]  # which of them are each client's
     rows: int
     written: set[int] = field(default_factory=set)  # offsets of the parameters whose gradient was written
 
@@ -199,20 +207,22 @@ def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Te
 
 def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
     """into[c] ← β into[c] + dyᵀ x over the rows of client c."""
+    kernels = usable(dy, x, into)
+    if kernels is not None:
+        outer_products(kernels, dy, x, into, beta, clients)
+        return
     for (i, j), g in zip(clients, into, strict=True):
         g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
 
 
 def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
     """into[c] ← β into[c] + Σ values over the rows of client c."""
-    if len(clients) == len(values):
-        sums = values
-    elif n := same_length(clients):
-        sums = values.view(len(clients), n, *values.shape[1:]).sum(1)
-    else:
-        lengths = torch.tensor([j - i for i, j in clients], device=values.device)
-        sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0)
-    _ = into.add_(sums) if beta else into.copy_(sums)
+    kernels = usable(values, into)
+    if kernels is not None:
+        client_sums(kernels, values, into, beta, clients)
+        return
+    for (i, j), g in zip(clients, into, strict=True):
+        _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
 
 
 class _Linear(torch.autograd.Function):
@@ -483,10 +493,10 @@ class NormPoolTwin(nn.Module):
             y = F.relu(self.twin(x))
             return F.max_pool2d(y, 2) if self.pool == 2 else y
         norm = Norm(x.shape[2], x.shape[3], x.shape[1], self.groups, self.eps)
-        y = _NormPool.apply(  # type: ignore[no-untyped-call]
+        pooled: Tensor = _NormPool.apply(  # type: ignore[no-untyped-call]
             x, self.current.anchor, self.current.step, self.slots.get("weight"), self.slots.get("bias"), norm, self.pool
         )
-        return y
+        return pooled
 
 
 def norm_pool_at(parts: Sequence[nn.Module]) -> int:
@@ -547,16 +557,44 @@ class EmbeddingTwin(Twin):
 # ── dropout ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def dropout(x: Tensor, p: float, step: Step, dim: int = 0) -> Tensor:
-    """What torch's dropout does, with each client's mask drawn from the client's generator."""
-    x = x.contiguous() if x.dim() == 4 else x  # channels-last came from a twin: the loop has no such thing
-    mask = torch.empty_like(x)
-    for (i, j), generator in zip(step.times(step.clients, x.shape[dim]), step.generators, strict=True):
-        rows = mask.narrow(dim, i, j - i)
-        # drawn on its own and in the order of memory, as torch would for the client's rows alone
-        drawn = torch.empty_like(rows, device="cpu").bernoulli_(1 - p, generator=generator)
-        rows.copy_(drawn)
-    return x * mask.div_(1 - p) if p < 1 else x * mask
+class Draws:
+    """The generators of some clients, in the state that the loop's would be in."""
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self.seeds = seeds
+        self.kernels = library() if device.type == "cpu" and twisters_agree() else None
+        self.twisters: Twisters | None = None
+        self.generators: list[torch.Generator] = []
+
+    def mask(self, x: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
+        """1/keep or 0 for each element; drawn client by client as torch would for the client's rows alone."""
+        if self.kernels is not None and x.dtype == torch.float32:
+            self.twisters = self.twisters or Twisters(self.kernels, self.seeds)
+            return self.twisters.draw(x, keep, whose, clients, time_first)
+        if not self.generators:
+            self.generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
+        mask = torch.empty_like(x)
+        for client, (i, j) in zip(whose, clients, strict=True):
+            rows = mask[i:j].transpose(0, 1) if time_first else mask[i:j]
+            rows.copy_(torch.empty(rows.shape, dtype=x.dtype).bernoulli_(keep, generator=self.generators[client]))
+        return mask.div_(keep)
+
+
+def dropout(x: Tensor, p: float, step: Step, time_first: bool = False) -> Tensor:
+    """What torch's dropout does to [rows, …]; with `time_first`, to [rows, time, …] as if it were [time, rows, …]."""
+    if p == 1:
+        return x * 0.0
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        x = x.contiguous()  # channels-last comes from a twin, where the loop has no such thing
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda d: -strides[d])  # torch draws in the order of memory
+    if order[:2] == [1, 0]:
+        time_first, order = True, [0, 1, *order[2:]]
+    elif order[0] != 0:
+        raise ValueError("dropout saw a tensor whose rows are neither the first nor the second dimension in memory")
+    shuffled = x.permute(order).contiguous()
+    mask = step.draws.mask(shuffled, 1 - p, step.whose, step.times(step.clients, len(x)), time_first)
+    return x * mask.permute([order.index(d) for d in range(x.dim())])
 
 
 class DropoutTwin(nn.Module):
@@ -613,20 +651,90 @@ class RecurrentTwin(Twin):
                 last.append(ends)
             x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
             if self.dropout > 0 and layer < self.layers - 1:
-                x = dropout(x.transpose(0, 1).contiguous(), self.dropout, self.current.step, dim=1).transpose(0, 1)
+                x = dropout(x, self.dropout, self.current.step, time_first=True)
         ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
-        return x if self.batch_first else x.transpose(0, 1), ends if self.kind == "LSTM" else ends[0]
+        x = x.transpose(0, 1).contiguous()  # in memory as torch has it, where it matters to dropout after this
+        return x.transpose(0, 1) if self.batch_first else x, ends if self.kind == "LSTM" else ends[0]
 
     def one(self, x: Tensor, suffix: str, backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end."""
         inputs = self.linear(x, "ih", suffix)
+        weight, bias = self.slots[f"weight_hh{suffix}"], self.slots.get(f"bias_hh{suffix}")
+        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(inputs) is not None:
+            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards)  # type: ignore[no-untyped-call]
+            return h, (h[:, 0 if backwards else -1], c)
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
         times = range(x.shape[1])
+        tape = Tape(weight, bias)
         for t in reversed(times) if backwards else times:
-            state = self.cell(inputs[:, t], self.linear(state[0], "hh", suffix), state)
+            pushed = _Recurrent.apply(state[0], self.current.anchor, self.current.step, tape)  # type: ignore[no-untyped-call]
+            state = self.cell(inputs[:, t], pushed, state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if backwards else outputs, 1), state
+
+
+class Tape:
+    """Inputs and output gradients of a layer that is used once for every time step, for one weight gradient at the end."""
+
+    def __init__(self, weight: Slot, bias: Slot | None) -> None:
+        self.weight, self.bias, self.steps = weight, bias, 0
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+
+class _Recurrent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, anchor: Tensor, step: Step, tape: Tape) -> Tensor:
+        ctx.step, ctx.tape, ctx.first = step, tape, tape.steps == 0
+        tape.steps += 1
+        ctx.save_for_backward(h)
+        b = None if tape.bias is None else tape.bias.weights(step)
+        return grouped_linear(h.contiguous(), step.times(step.groups, len(h)), tape.weight.weights(step), b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (h,), step, tape = ctx.saved_tensors, ctx.step, ctx.tape
+        dy = grads[0].contiguous()
+        tape.seen.append((dy, h))
+        groups = step.times(step.groups, len(h))
+        if ctx.first:  # the first step is the last to come here
+            dys, hs = (torch.stack(part, 1) for part in zip(*tape.seen, strict=True))
+            tape.seen.clear()
+            recurrent_gradients(step, tape.weight, tape.bias, dys, hs)
+            return None, None, None, None
+        return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
+
+
+def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor) -> None:
+    """Gradients of W_hh and b_hh from those of its outputs and from the states it saw, both [rows, time, …]."""
+    clients = step.times(step.clients, len(h))
+    if weight.offset is not None:
+        time = h.shape[1]
+        grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
+    if bias is not None and bias.offset is not None:
+        row_sums(dy.sum(1), clients, *bias.gradient(step))
+
+
+class _Lstm(torch.autograd.Function):
+    """One layer in one direction, from x W_ihᵀ + b_ih [rows, time, 4 hidden] to all h and the last c."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool) -> Any:
+        gates = inputs.clone(memory_format=torch.contiguous_format)
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards)
+        ctx.save_for_backward(gates, before, c, tanh_c)
+        ctx.step, ctx.slots, ctx.backwards = step, (weight, bias), backwards
+        return h, c[:, 0 if backwards else -1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (gates, before, c, tanh_c), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        groups = step.times(step.groups, len(gates))
+        dh, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
+        dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
+        recurrent_gradients(step, weight, bias, dgates, before)
+        return dgates, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
