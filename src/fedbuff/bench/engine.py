@@ -14,10 +14,10 @@ from fedbuff.core.staleness import polynomial
 from fedbuff.core.starting import refill
 from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.plan import Plan
-from fedbuff.sim.pool import Here
 from fedbuff.sim.simulate import Simulation
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import trips
+from fedbuff.sim.workers import Workers
 
 CASES = [  # concurrency, clients
     (100, 10_000),
@@ -49,7 +49,9 @@ class NoTask:
     """As much of a task as a simulation without training looks at."""
 
     accuracy = None
-    splits = {"test": ()}
+
+    def __init__(self) -> None:
+        self.splits = {"test": ()}
 
 
 def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: int, buffer_size: int = 10) -> float:
@@ -66,7 +68,8 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
     )
     w = np.zeros(weights, np.float32)
     steps, on_disk = horizon(concurrency, buffer_size, w.nbytes)
-    pool = Here(Untrained(weights), 4 * concurrency + 256, (steps + 2) * buffer_size + 256, w, on_disk)  # type: ignore[arg-type]
+    room = 4 * concurrency + 256, (steps + 2) * buffer_size + 256, w, on_disk
+    pool = Workers(Untrained(weights), *room, workers=1)  # type: ignore[arg-type]
     simulation = Simulation(
         plan=plan,
         ahead=Ahead(plan, pool, steps, False, weights),

@@ -47,7 +47,7 @@ def loop(workload: Workload, task: Task, count: int) -> float:
         with torch.no_grad():
             for p, w in zip(parameters, start, strict=True):
                 p.copy_(w)
-        for batch in torch.randperm(len(y)).split(client.batch_size):
+        for batch in torch.split(torch.randperm(len(y)), client.batch_size):
             optimizer.zero_grad()
             task.loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -64,7 +64,7 @@ def central(workload: Workload, task: Task, count: int) -> float:
     rows = round(count * len(y) / len(task.clients))
     order = torch.randperm(len(y)).repeat(-(-rows // len(y)))[:rows]
     began = time.perf_counter()
-    for batch in order.split(workload.client.batch_size):
+    for batch in torch.split(order, workload.client.batch_size):
         optimizer.zero_grad()
         task.loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -15,9 +15,10 @@ import numpy as np
 from fedbuff.core.versions import Vector
 from fedbuff.sim.plan import Plan, Step
 from fedbuff.sim.pool import Chunk, Pool
-from fedbuff.sim.trips import UNUSED, USED, Trips
+from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED, Trips
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
+_SOON = 5  # server steps: a trip needed so soon is sent at once, so that it is trained in time
 _TRIPS = 64  # a chunk has at most so many trips
 _COST = 30_000_000  # and about so many examples × weights: a tenth of a second for a convolutional network
 
@@ -45,18 +46,23 @@ class Ahead:
         self._chunk_of: dict[int, int] = {}  # trip -> key, while it is there
         self._row_of: dict[int, int] = {}  # trained trips -> row
         self._holds: Counter[int] = Counter()  # why a version is kept
-        self._seen = 0  # ends of trips that were looked at
+        self._seen, self._passed = 0, 0  # ends of trips that were looked at, and that the run has passed
         self._next_key = 0
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def version(self, version: int, weights: Vector, first: int, last: int) -> None:
-        """A version exists: its trips are those from `first` up to `last`."""
+    def version(self, version: int, weights: Vector, first: int, last: int, ended: int) -> None:
+        """A version exists: its trips are those from `first` up to `last`, and `ended` trips have ended before it."""
         self._pool.keep(version, weights)
         self.hold(version)
         self._consider(version, first, last)
         if version:
             self.release(version - 1)
+        if self._waiting:
+            for trip in self._plan.trips.order[self._passed : ended]:
+                if trip in self._waiting:  # it came too late
+                    self.release(self._waiting.pop(trip))
+        self._passed = ended
 
     def hold(self, version: int) -> None:
         self._holds[version] += 1
@@ -69,9 +75,10 @@ class Ahead:
 
     def _consider(self, version: int, first: int, last: int) -> None:
         """Open the trips that a server step within sight uses, of this version and of those waiting."""
-        trips, sight = self._plan.trips, version + self.steps
+        trips, sight, soonest = self._plan.trips, version + self.steps, version + _SOON + 1
         for trip in range(first, last):
-            if trips.outcome[trip] == USED and trips.server_step[trip] <= sight:
+            if trips.outcome[trip] == USED and (needed := trips.server_step[trip]) <= sight:
+                soonest = min(soonest, needed)
                 self._holds[version] += 1
                 self._open_up(trip, version)
             elif not over(trips, trip):
@@ -79,7 +86,7 @@ class Ahead:
                 self._waiting[trip] = version
         if self._waiting:
             self._look(sight)
-        if len(self._open) >= _TRIPS or self._cost >= _COST:
+        if len(self._open) >= _TRIPS or self._cost >= _COST or soonest <= version + _SOON:
             self._flush()
 
     def _look(self, sight: int) -> None:
@@ -97,7 +104,7 @@ class Ahead:
             if trips.outcome[trip] == USED:
                 del self._waiting[trip]
                 self._open_up(trip, version)
-            elif trips.outcome[trip] != UNUSED:
+            elif over(trips, trip):
                 del self._waiting[trip]
                 self.release(version)
         self._seen = step.ended
@@ -204,7 +211,7 @@ class Ahead:
             "chunks": [list(chunk.trips) for chunk in self._chunks.values()],
             "open": list(self._open),
             "waiting": list(self._waiting),
-            "seen": self._seen,
+            "seen": [self._seen, self._passed],
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any], newest: int) -> None:
@@ -213,7 +220,7 @@ class Ahead:
                 self._pool.keep(int(name.removeprefix("version.")), weights)
         start = self._plan.trips.start_version
         self.hold(newest)
-        self._seen = facts["seen"]
+        self._seen, self._passed = facts["seen"]
         for trip in facts["waiting"]:
             self._waiting[trip] = start[trip]
         for trip in facts["open"]:
@@ -228,5 +235,5 @@ class Ahead:
 
 
 def over(trips: Trips, trip: int) -> bool:
-    """Whether a trip has ended without an update."""
-    return trips.end_time[trip] >= 0 and trips.outcome[trip] not in (USED, UNUSED)
+    """Whether a trip has ended without an update, whatever else happens; one that is late may be in time if others fail."""
+    return trips.outcome[trip] in (DROPPED, FAILED, CANCELLED)

@@ -1,4 +1,4 @@
-"""Where trips are trained: in this process, or (workers.py, ray.py) in others.
+"""Where trips are trained: on this machine (workers.py), or on a cluster (ray.py).
 
 A pool keeps versions of the model, takes chunks of trips to train and blocks of examples to evaluate, and gives results
 by key. Which work goes into which chunk is decided before, so that every pool gives the same bits.
@@ -38,7 +38,7 @@ Work = Chunk | Block
 
 class Pool(Protocol):
     updates: Rows
-    eager: bool  # whether work submitted is begun before somebody waits for it
+    alone: bool  # whether work is done only when somebody waits for it
 
     def keep(self, version: int, weights: Vector) -> None:
         """Make a version known."""
@@ -60,42 +60,6 @@ class Pool(Protocol):
         """Processes of this machine that belong to the pool."""
 
     def close(self) -> None: ...
-
-
-class Here:
-    """Everything in this process, when it is asked for."""
-
-    eager = False
-
-    def __init__(self, trainer: "Trainer", versions: int, updates: int, like: Vector, on_disk: bool) -> None:
-        self._trainer = trainer
-        self.updates = Rows(updates, len(like), like.dtype, on_disk)
-        self._versions = SharedVersions(versions, like, on_disk)
-        self._work: dict[int, Work] = {}
-
-    def keep(self, version: int, weights: Vector) -> None:
-        self._versions.keep(version, weights)
-
-    def drop(self, version: int) -> None:
-        self._versions.drop(version)
-
-    def weights(self, version: int) -> Vector:
-        return self._versions[version]
-
-    def submit(self, key: int, work: Work, priority: int) -> None:
-        self._work[key] = work
-
-    def finished(self, key: int) -> bool:
-        return False
-
-    def result(self, key: int) -> Any:
-        return do(self._work.pop(key), self._trainer, self._versions, self.updates)
-
-    def pids(self) -> list[int]:
-        return []
-
-    def close(self) -> None:
-        self._work.clear()
 
 
 class SharedVersions:

@@ -33,7 +33,7 @@ _DEATHS = 5  # so many workers may die of the same work
 class OnRay:
     """Actors on the cluster at `address`, or on one started for this run on this machine."""
 
-    eager = True
+    alone = False
 
     def __init__(
         self,

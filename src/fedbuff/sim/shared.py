@@ -17,7 +17,8 @@ class Rows:
 
     def __init__(self, rows: int, columns: int, dtype: DTypeLike, on_disk: bool = False) -> None:
         itemsize = np.dtype(dtype).itemsize
-        self._stride = -(-columns * itemsize // _PAGE) * _PAGE if columns * itemsize > _PAGE else columns * itemsize
+        row = columns * itemsize
+        self._stride = -(-row // _PAGE) * _PAGE if on_disk or row > _PAGE else row
         size = max(rows * self._stride, 1)
         self.on_disk = on_disk
         if self.on_disk:

@@ -35,7 +35,7 @@ from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.availability import windows
 from fedbuff.sim.memory import own_peak_mb, together_mb
 from fedbuff.sim.plan import Plan, Step
-from fedbuff.sim.pool import Block, Here, Pool
+from fedbuff.sim.pool import Block, Pool
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
@@ -87,7 +87,7 @@ def simulate(
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
     training          how trips are computed, e.g. `Training(batched=False)` for the obvious loop
-    workers           processes that train, by default one for each core; with 1, this process; the result is the same
+    workers           processes that train, this one included, by default one for each core; the result is the same
     engine, address   "ray" trains on a Ray cluster: on the one at `address`, or one started here; the result is the same
     say               told in a line what a user should know
 
@@ -161,10 +161,9 @@ def simulate(
 
             make = partial(trainer, sgd=client, seed=seed, how=training)
             pool: Pool = OnRay(task, make, updates, weights, windowed, workers, address)
-        elif workers == 1 or not can_fork() or training.device != "cpu":
-            pool = Here(work, versions, updates, weights, windowed)
         else:
-            pool = Workers(work, versions, updates, weights, windowed, workers or cores())
+            alone = not can_fork() or training.device != "cpu"
+            pool = Workers(work, versions, updates, weights, windowed, 1 if alone else workers or cores())
         at_the_end.callback(pool.close)
         simulation = Simulation(
             plan=plan,
@@ -294,7 +293,7 @@ class Simulation:
         self.at = self.at._replace(started=self.plan.schedule.started)
         self.take_snapshot()
         self.look_ahead()
-        self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0))
+        self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0), 0)
         self.evaluate()
 
     def look_ahead(self) -> None:
@@ -340,7 +339,7 @@ class Simulation:
         while len(self.snapshots) > 1 and self.snapshots[1].version <= step.version:
             del self.snapshots[0]
         self.look_ahead()
-        self.ahead.version(step.version, w, step.first, self.first_after(step.version))
+        self.ahead.version(step.version, w, step.first, self.first_after(step.version), step.ended)
         diverged = not finite(w)
         if diverged or step.ended - self.evaluated >= self.evaluate_every:
             self.evaluate()
@@ -416,7 +415,7 @@ class Simulation:
 
         while self.evaluations and self.stopped is None:
             at, keys = self.evaluations[0]
-            if not wait and self.pool.eager and not all(self.pool.finished(key) for key in keys):
+            if not wait and not self.pool.alone and not all(self.pool.finished(key) for key in keys):
                 return
             self.evaluations.popleft()
             found: dict[str, list[Any]] = {}

@@ -1,7 +1,8 @@
-"""A pool of worker processes on this machine.
+"""A pool of worker processes on this machine: this one, and others beside it.
 
 They are forked, so they have the task as it is, examples included, at no cost; versions and updates lie in memory they
-share; messages are a few numbers. A worker that dies is replaced and its work done again: the result does not change.
+share; messages are a few numbers. Whenever this process would have to wait, it works. A worker that dies is replaced and
+its work done again: the result does not change.
 """
 
 import heapq
@@ -36,15 +37,14 @@ def cores() -> int:
 
 
 class Workers:
-    """`workers` processes, forked when the first work comes."""
-
-    eager = True
+    """`workers` processes, this one included; the others are forked when the first work comes."""
 
     def __init__(self, trainer: "Trainer", versions: int, updates: int, like: Vector, on_disk: bool, workers: int) -> None:
         self.updates = Rows(updates, len(like), like.dtype, on_disk)
         self._trainer = trainer
         self._versions = SharedVersions(versions, like, on_disk)
-        self._workers = workers
+        self._others = workers - 1
+        self.alone = workers == 1
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
         self._at_hand: dict[Connection, list[int]] = {}
         self._selector = selectors.DefaultSelector()
@@ -66,11 +66,10 @@ class Workers:
         return self._versions[version]
 
     def submit(self, key: int, work: Work, priority: int) -> None:
-        while len(self._processes) < self._workers:
+        while len(self._processes) < self._others:
             self._fork()
         self._work[key] = work
         heapq.heappush(self._queue, (priority, key))
-        self._receive(0)
         self._hand_out()
 
     def finished(self, key: int) -> bool:
@@ -79,11 +78,16 @@ class Workers:
         return key in self._done
 
     def result(self, key: int) -> Any:
-        if key in self._work and key not in self._sent:
-            heapq.heappush(self._queue, (-1, key))  # somebody is waiting: before all others
+        self._receive(0)
         while key not in self._done:
+            mine = key if key not in self._sent else self._next()
+            if mine is None:
+                self._receive(None)
+                continue
+            work = self._work.pop(mine)
             self._hand_out()
-            self._receive(None)
+            self._done[mine] = do(work, self._trainer, self._versions, self.updates)
+            self._receive(0)
         self._hand_out()
         result = self._done.pop(key)
         if isinstance(result, BaseException):
@@ -117,15 +121,25 @@ class Workers:
         self._processes[ours], self._at_hand[ours] = process, []
         self._selector.register(ours, selectors.EVENT_READ)
 
+    def _next(self) -> int | None:
+        """The most urgent work that nobody has begun, taken off the queue."""
+        while self._queue:
+            _, key = heapq.heappop(self._queue)
+            if key in self._work and key not in self._sent:
+                return key
+        return None
+
     def _hand_out(self) -> None:
         """Give work to whoever has least at hand."""
-        while self._queue:
+        if self._processes and self._queue:
+            self._receive(0)
+        while self._processes and self._queue:
             connection = min(self._at_hand, key=lambda c: len(self._at_hand[c]))
             if len(self._at_hand[connection]) >= _AT_ONCE:
                 return
-            _, key = heapq.heappop(self._queue)
-            if key in self._sent or key not in self._work:
-                continue
+            key = self._next()
+            if key is None:
+                return
             work = self._work[key]
             versions = [work.version] if isinstance(work, Block) else work.versions
             rows = {version: self._versions.row_of[version] for version in versions}
@@ -140,7 +154,7 @@ class Workers:
 
     def _receive(self, timeout: float | None) -> None:
         """Take in results; with `timeout` None, wait for one."""
-        for ready, _ in self._selector.select(timeout):
+        for ready, _ in self._selector.select(timeout) if self._processes else ():
             connection = ready.fileobj
             assert isinstance(connection, Connection)
             try:

@@ -1,0 +1,209 @@
+"""Look-ahead, chunks and workers: however trips are trained, the run is the one that lockstep gives."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import fedbuff as fb
+from conftest import same_arrays
+from fedbuff.learn.work import Trainer
+from fedbuff.sim import ahead, workers
+from lockstep import lockstep
+from test_simulate import CLIENT, SERVERS, run
+
+LOOP = fb.Training(batched=False)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_run_is_what_lockstep_gives(name, small_task):
+    how = {"dropout": 0.1, "timeout": 2.0, "timing": fb.per_example(fb.exponential(0.2)), "availability": fb.windows(12.0, 6.0)}
+    weights, trips = lockstep(SERVERS[name], small_task, CLIENT, 150, seed=3, **how)
+    got = run(SERVERS[name], small_task, trips=150, seed=3, training=LOOP, **how)
+    assert same_arrays(got.trips, trips)
+    assert same_arrays(got.weights, weights)
+    batched = run(SERVERS[name], small_task, trips=150, seed=3, **how)
+    assert same_arrays(batched.trips, trips)
+    for found, expected in zip(batched.weights.values(), weights.values(), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_any_number_of_workers_gives_the_same_bits(name, small_task):
+    one, *more = (run(SERVERS[name], small_task, seed=1, evaluate_every=20, workers=n) for n in (1, 2, 4))
+    for other in more:
+        assert same_arrays(other.weights, one.weights)
+        assert same_arrays(other.trips, one.trips)
+        assert other.metrics == one.metrics
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_with_little_memory_the_result_is_the_same(name, seed, small_task, monkeypatch):
+    """With room for few updates the look-ahead is short, and versions lie on disk."""
+    plenty = run(SERVERS[name], small_task, seed=seed, training=LOOP)
+    monkeypatch.setattr(ahead, "MEMORY", 4 * 40 * 4)
+    little = run(SERVERS[name], small_task, seed=seed, training=LOOP)
+    assert same_arrays(little.weights, plenty.weights)
+    assert same_arrays(little.trips, plenty.trips)
+
+
+class Counting:
+    """A way to train that counts the trips it trains, and the versions that exist meanwhile."""
+
+    def __init__(self, monkeypatch):
+        self.trained, self.sizes = [], []
+        monkeypatch.setattr(Trainer, "train", self.train_with(Trainer.train))
+
+    def train_with(self, train):
+        def counted(trainer, trips, clients, weights):
+            self.trained += list(trips)
+            self.sizes.append(len(trips))
+            return train(trainer, trips, clients, weights)
+
+        return counted
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_nothing_is_trained_in_vain_or_twice(name, small_task, monkeypatch):
+    counting = Counting(monkeypatch)
+    got = run(SERVERS[name], small_task, workers=1, dropout=0.2)
+    used = got.trips["trip"][got.trips["outcome"] == "used"]
+    assert sorted(counting.trained) == sorted(used.tolist())
+
+
+def test_trips_are_trained_in_bulk(small_task, monkeypatch):
+    counting = Counting(monkeypatch)
+    run(fb.Server(start=fb.cohort(30), buffer_size=30), small_task, workers=1)
+    assert max(counting.sizes) == 30
+    assert min(counting.sizes) > 10
+
+
+def test_versions_are_dropped_when_their_trips_are_trained(small_task, monkeypatch):
+    most = 0
+
+    def watched(keep):
+        def kept(self, version, weights):
+            nonlocal most
+            keep(self, version, weights)
+            most = max(most, len(self._versions.row_of))
+
+        return kept
+
+    monkeypatch.setattr(workers.Workers, "keep", watched(workers.Workers.keep))
+    got = run(SERVERS["fedbuff"], small_task, trips=600, workers=1)
+    assert got.summary["server_steps"] == 200
+    assert most <= 10 + 2
+
+
+def nan_task(bad: set[int]) -> fb.Task:
+    """Clients of which some have examples that are not numbers, so that their updates are not either."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(4, 3)).astype(np.float32), rng.integers(0, 2, 4)) for _ in range(30)]
+    for client in bad:
+        clients[client][0][0] = np.nan
+    return fb.Task(
+        model=lambda: torch.nn.Linear(3, 2), loss=torch.nn.functional.cross_entropy, clients=clients, evaluate=clients[-1]
+    )
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("training", [LOOP, fb.Training()], ids=["loop", "batched"])
+def test_refused_updates_change_the_plan_as_in_lockstep(name, training):
+    """An update that is not finite is refused when it arrives, which the plan could not know: it is made again from there."""
+    task = nan_task({1, 4, 7, 11})
+    weights, trips = lockstep(SERVERS[name], task, CLIENT, 150, seed=3, dropout=0.1)
+    assert "failed" in trips["outcome"]
+    for how in ({"workers": 1}, {"workers": 2}):
+        got = run(SERVERS[name], task, trips=150, seed=3, training=training, dropout=0.1, **how)
+        assert same_arrays(got.trips, trips)
+        for found, expected in zip(got.weights.values(), weights.values(), strict=True):
+            assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_worker_that_is_killed_changes_nothing(small_task):
+    """SIGKILL for every worker process, several times during the run."""
+    whole = run(SERVERS["fedbuff"], small_task, trips=900)
+    killed = []
+
+    def kill(status):
+        for pid in open_children():
+            if len(killed) < 6 and status.trips % 5 == 0:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    got = run(SERVERS["fedbuff"], small_task, trips=900, workers=3, progress=kill)
+    assert len(set(killed)) == 6
+    assert same_arrays(got.weights, whole.weights)
+    assert same_arrays(got.trips, whole.trips)
+
+
+def open_children() -> list[int]:
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children", encoding="ascii") as children:  # noqa: PTH123
+        return [int(pid) for pid in children.read().split()]
+
+
+def test_work_that_kills_every_worker_is_an_error_and_not_a_loop(small_task):
+    parent = os.getpid()
+
+    class Deadly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 3)
+
+        def forward(self, x):
+            if os.getpid() != parent:
+                os._exit(9)
+            time.sleep(0.01)  # so that others get to work
+            return self.layer(x)
+
+    task = fb.Task(model=Deadly, loss=small_task.loss, clients=small_task.clients, evaluate=small_task.evaluate)
+    with pytest.raises(RuntimeError, match="worker processes died"):
+        run(SERVERS["fedbuff"], task, workers=2, training=LOOP)
+
+
+def test_an_error_in_a_worker_is_the_users_to_see(small_task):
+    parent = os.getpid()
+
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 3)
+
+        def forward(self, x):
+            if os.getpid() != parent:
+                raise ArithmeticError("seven")
+            time.sleep(0.01)
+            return self.layer(x)
+
+    task = fb.Task(model=Broken, loss=small_task.loss, clients=small_task.clients, evaluate=small_task.evaluate)
+    with pytest.raises(ArithmeticError, match="seven"):
+        run(SERVERS["fedbuff"], task, workers=2, training=LOOP)
+
+
+def test_no_process_outlives_its_run(small_task):
+    before = set(open_children())
+    run(SERVERS["fedbuff"], small_task, workers=3)
+    assert set(open_children()) == before
+
+
+def test_a_model_that_cannot_be_batched_is_trained_in_the_loop_and_said(small_task):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(5, 3))
+
+        def forward(self, x):
+            return x @ self.w
+
+    task = fb.Task(model=Own, loss=small_task.loss, clients=small_task.clients, evaluate=small_task.evaluate)
+    said = []
+    got = run(SERVERS["fedbuff"], task, say=said.append)
+    assert len(said) == 1
+    assert "one at a time" in said[0]
+    assert "Own" in said[0]
+    weights, _ = lockstep(SERVERS["fedbuff"], task, CLIENT, 120)
+    assert same_arrays(got.weights, weights)
