@@ -266,7 +266,7 @@ class Twisters:
     def __init__(self, kernels: ctypes.CDLL, seeds: Sequence[int]) -> None:
         self.kernels = kernels
         self.states = torch.empty(len(seeds), 624 // 2 + 1, dtype=torch.int64)
-        kernels.seed_twisters(self.states.data_ptr(), torch.tensor(seeds).data_ptr(), len(seeds))
+        kernels.seed_twisters(self.states.data_ptr(), (ctypes.c_int64 * len(seeds))(*seeds), len(seeds))
 
     def draw(self, like: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
         """1/keep with probability `keep`, else 0; with `time_first` as if `like`, [rows, time, …], were [time, rows, …].

@@ -720,7 +720,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool) -> Any:
-        gates = inputs.clone(memory_format=torch.contiguous_format)
+        gates = inputs.contiguous()  # fresh from a linear layer, seen by nobody else: filled in place
         w, b = weight.weights(step), None if bias is None else bias.weights(step)
         h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards)
         ctx.save_for_backward(gates, before, c, tanh_c)
