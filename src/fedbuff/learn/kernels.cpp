@@ -807,15 +807,22 @@ ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x 
   return z < 0.390625f ? small : large;
 }
 
+ALWAYS void copy_some(float* to, const float* from, i64 n) {  // n < 8, in pieces of a fixed size
+  if (n & 4) std::memcpy(to, from, 16);
+  if (n & 2) std::memcpy(to + (n & 4), from + (n & 4), 8);
+  if (n & 1) to[n & 6] = from[n & 6];
+}
 ALWAYS v8 load_some(const float* p, i64 n) {  // the first n of eight, else zeros
   if (n >= 8) return load(p);
-  v8 v = all(0);
-  std::memcpy(&v, p, n * sizeof(float));
-  return v;
+  float values[8] = {};
+  copy_some(values, p, n);
+  return load(values);
 }
 ALWAYS void store_some(float* p, v8 v, i64 n) {
-  if (n >= 8) store(p, v);
-  else std::memcpy(p, &v, n * sizeof(float));
+  if (n >= 8) return store(p, v);
+  float values[8];
+  store(values, v);
+  copy_some(p, values, n);
 }
 
 // blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]

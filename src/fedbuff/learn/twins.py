@@ -225,6 +225,18 @@ def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
         _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
 
 
+def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
+    """The gradient, with its sums [rows, channels] attached: they came for free, and the bias of the layer before wants them."""
+    gradient.sums = sums, gradient._version  # type: ignore[attr-defined]
+    return gradient
+
+
+def counted(gradient: Tensor) -> Tensor | None:
+    """The sums that `with_sums` attached, unless autograd changed the gradient since."""
+    sums, version = getattr(gradient, "sums", (None, 0))
+    return sums if version == gradient._version else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
@@ -244,7 +256,8 @@ class _Linear(torch.autograd.Function):
         if weight.offset is not None:
             grouped_outer(dy, x, clients, *weight.gradient(step))
         if bias is not None and bias.offset is not None:
-            row_sums(dy, clients, *bias.gradient(step))
+            sums = counted(grads[0])
+            row_sums(dy if sums is None else sums, clients if sums is None else step.times(step.clients, len(sums)), *bias.gradient(step))
         dx = None
         if ctx.needs_input_grad[0]:
             dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None).view(ctx.shape)
@@ -292,7 +305,9 @@ class _Conv(torch.autograd.Function):
         kernels = kernels_for(x, w, how)
         dy = grads[0].contiguous() if kernels is None else channels_last(grads[0])
         if bias is not None and bias.offset is not None:
-            row_sums(sums_of(grads[0]), clients, *bias.gradient(step))
+            sums = counted(grads[0])
+            over = list(range(2, dy.dim()))
+            row_sums(dy.sum(over) if sums is None else sums, clients, *bias.gradient(step))
         if weight.offset is not None:
             gradient, beta = weight.gradient(step)
             if kernels is not None:
@@ -333,15 +348,6 @@ def shape_of(x: Tensor, w: Tensor, how: Conv) -> Shape:
     sizes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     out = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
     return Shape(*x.shape[2:], c, *out, oc, *kernel, *stride, *padding, *dilation)
-
-
-def sums_of(dy: Tensor) -> Tensor:
-    """Σ over pixels: [rows, channels]; whoever made dy may have counted already, see _NormPool."""
-    counted = getattr(dy, "counted", None)
-    if counted is not None and counted[1] == dy._version:
-        sums: Tensor = counted[0]
-        return sums
-    return dy.sum(list(range(2, dy.dim())))
 
 
 class ConvTwin(Twin):
@@ -476,8 +482,7 @@ class _NormPool(torch.autograd.Function):
         for slot, values in ((weight, dgamma), (bias, dbeta)):
             if slot is not None and slot.offset is not None:
                 row_sums(values, clients, *slot.gradient(step))
-        dx.counted = dsum, dx._version  # type: ignore[attr-defined]  # the bias of a convolution before this wants it
-        return dx, None, None, None, None, None, None
+        return with_sums(dx, dsum), None, None, None, None, None, None
 
 
 class NormPoolTwin(nn.Module):
@@ -700,19 +705,19 @@ class _Recurrent(torch.autograd.Function):
         if ctx.first:  # the first step is the last to come here
             dys, hs = (torch.stack(part, 1) for part in zip(*tape.seen, strict=True))
             tape.seen.clear()
-            recurrent_gradients(step, tape.weight, tape.bias, dys, hs)
+            recurrent_gradients(step, tape.weight, tape.bias, dys, hs, dys.sum(1))
             return None, None, None, None
         return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
 
 
-def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor) -> None:
-    """Gradients of W_hh and b_hh from those of its outputs and from the states it saw, both [rows, time, …]."""
+def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor, sums: Tensor) -> None:
+    """Gradients of W_hh and b_hh from those of its outputs and the states it saw, both [rows, time, …], and Σ dy over time."""
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
         time = h.shape[1]
         grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
     if bias is not None and bias.offset is not None:
-        row_sums(dy.sum(1), clients, *bias.gradient(step))
+        row_sums(sums, clients, *bias.gradient(step))
 
 
 class _Lstm(torch.autograd.Function):
@@ -733,8 +738,9 @@ class _Lstm(torch.autograd.Function):
         groups = step.times(step.groups, len(gates))
         dh, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
         dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
-        recurrent_gradients(step, weight, bias, dgates, before)
-        return dgates, None, None, None, None, None
+        sums = dgates.sum(1)
+        recurrent_gradients(step, weight, bias, dgates, before, sums)
+        return with_sums(dgates, sums), None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
