@@ -226,7 +226,7 @@ def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
 
 
 def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
-    """The gradient, with its sums [rows, channels] attached: they came for free, and the bias of the layer before wants them."""
+    """The gradient, with its sums [rows, channels] attached: they came for free, and a bias before this needs them."""
     gradient.sums = sums, gradient._version  # type: ignore[attr-defined]
     return gradient
 
@@ -257,7 +257,11 @@ class _Linear(torch.autograd.Function):
             grouped_outer(dy, x, clients, *weight.gradient(step))
         if bias is not None and bias.offset is not None:
             sums = counted(grads[0])
-            row_sums(dy if sums is None else sums, clients if sums is None else step.times(step.clients, len(sums)), *bias.gradient(step))
+            row_sums(
+                dy if sums is None else sums,
+                clients if sums is None else step.times(step.clients, len(sums)),
+                *bias.gradient(step),
+            )
         dx = None
         if ctx.needs_input_grad[0]:
             dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None).view(ctx.shape)
@@ -651,7 +655,8 @@ class RecurrentTwin(Twin):
             outputs = []
             for direction in range(self.directions):
                 suffix = f"_l{layer}" + "_reverse" * direction
-                y, ends = self.one(x, suffix, backwards=bool(direction))
+                last_one = layer == self.layers - 1 and self.directions == 1
+                y, ends = self.one(x, suffix, backwards=bool(direction), time_first=last_one)
                 outputs.append(y)
                 last.append(ends)
             x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
@@ -661,12 +666,15 @@ class RecurrentTwin(Twin):
         x = x.transpose(0, 1).contiguous()  # in memory as torch has it, where it matters to dropout after this
         return x.transpose(0, 1) if self.batch_first else x, ends if self.kind == "LSTM" else ends[0]
 
-    def one(self, x: Tensor, suffix: str, backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end."""
+    def one(self, x: Tensor, suffix: str, backwards: bool, time_first: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end.
+
+        `time_first` is how the result should lie in memory; it may not.
+        """
         inputs = self.linear(x, "ih", suffix)
         weight, bias = self.slots[f"weight_hh{suffix}"], self.slots.get(f"bias_hh{suffix}")
         if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(inputs) is not None:
-            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards)  # type: ignore[no-untyped-call]
+            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
@@ -724,10 +732,12 @@ class _Lstm(torch.autograd.Function):
     """One layer in one direction, from x W_ihᵀ + b_ih [rows, time, 4 hidden] to all h and the last c."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool) -> Any:
+    def forward(
+        ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool, time_first: bool
+    ) -> Any:
         gates = inputs.contiguous()  # fresh from a linear layer, seen by nobody else: filled in place
         w, b = weight.weights(step), None if bias is None else bias.weights(step)
-        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards)
+        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards, time_first)
         ctx.save_for_backward(gates, before, c, tanh_c)
         ctx.step, ctx.slots, ctx.backwards = step, (weight, bias), backwards
         return h, c[:, 0 if backwards else -1].clone()
@@ -736,11 +746,12 @@ class _Lstm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (gates, before, c, tanh_c), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
         groups = step.times(step.groups, len(gates))
-        dh, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
+        dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
+        dc = grads[1].clone(memory_format=torch.contiguous_format)
         dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
         sums = dgates.sum(1)
         recurrent_gradients(step, weight, bias, dgates, before, sums)
-        return with_sums(dgates, sums), None, None, None, None, None
+        return with_sums(dgates, sums), None, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
