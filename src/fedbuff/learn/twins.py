@@ -118,6 +118,7 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
         id(twin): Slot(offsets.get(id(p)), twin) for p, twin in zip(flat.module.parameters(), module.parameters(), strict=True)
     }  # .parameters() names a tied parameter once, and a deep copy keeps the tie
     current, twins = Current(), dict[int, nn.Module]()
+    alive = list(module.modules())  # what was swapped out must live on for a while, or its id would be given to another
 
     def swapped(part: nn.Module) -> nn.Module:
         if id(part) not in twins:
@@ -151,7 +152,9 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
                 for name, part in zip(names, [fused, nn.Identity(), nn.Identity()], strict=False):
                     sequence._modules[name] = part
 
-    return swapped(module), current
+    whole = swapped(module)
+    del alive
+    return whole, current
 
 
 class Current:
