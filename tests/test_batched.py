@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
 from fedbuff.learn.batched import batched, norms, trainer, why_not
+from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 
 SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example
@@ -86,16 +87,42 @@ class Free(nn.Module):
 class SharedNorm(nn.Module):
     """As in FLSim's network: the same normalisation after every convolution."""
 
-    def __init__(self, groups=4, inplace=False, pool=True) -> None:
+    def __init__(self, groups=4, inplace=False, pool=True, width=8, affine=True) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([nn.Conv2d(2 if i == 0 else 4, 4, 3, 1, 2) for i in range(3)])
-        parts = [nn.GroupNorm(groups, 4), nn.ReLU(inplace=inplace), *([nn.MaxPool2d(2, 2)] if pool else [])]
-        self.norm, self.drop, self.end = nn.Sequential(*parts), nn.Dropout(0.2), nn.Linear(4, 3)
+        self.convs = nn.ModuleList([nn.Conv2d(2 if i == 0 else width, width, 3, 1, 2) for i in range(3)])
+        parts = [nn.GroupNorm(groups, width, affine=affine), nn.ReLU(inplace=inplace), *([nn.MaxPool2d(2, 2)] if pool else [])]
+        self.norm, self.drop, self.end = nn.Sequential(*parts), nn.Dropout(0.2), nn.Linear(width, 3)
 
     def forward(self, x):
         for conv in self.convs:
             x = self.norm(conv(x))
         return self.end(self.drop(x.mean((2, 3))))
+
+
+class Viewed(nn.Module):
+    """Code that only contiguous images do for, and dropout right after convolutions and recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop = nn.Conv2d(2, 8, 3, padding=1), nn.Dropout(0.3)
+        self.again, self.end = nn.Conv2d(8, 8, 3), nn.Linear(8 * 16, 3)
+
+    def forward(self, x):
+        x = self.again(self.drop(self.conv(x)) + 1)
+        return self.end(x.view(len(x), -1))
+
+
+class DropSequence(nn.Module):
+    """Dropout of a whole sequence, which torch draws in the order of memory: time first."""
+
+    def __init__(self, kind=nn.LSTM) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(20, 5), nn.Dropout(0.4)
+        self.one, self.two, self.end = kind(5, 4, batch_first=True), kind(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = self.drop(self.one(self.drop(self.words(x)))[0])
+        return self.end(self.two(h)[0].mean(1))
 
 
 def tied() -> nn.Module:
@@ -143,7 +170,21 @@ MODELS = {
         lambda: nn.Sequential(nn.GroupNorm(2, 2, affine=False), nn.Flatten(), nn.LayerNorm(72, bias=False), nn.Linear(72, 3)),
         IMAGES,
     ),
+    "conv 16 channels": (conv(2, 16, 3, padding=1), IMAGES),
+    "conv 24 channels": (lambda: nn.Sequential(conv(2, 8, 3)(), nn.Linear(3, 3)), IMAGES),
+    "conv 40 channels": (conv(2, 40, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1)), IMAGES),
+    "two convs": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(576, 3)
+        ),
+        IMAGES,
+    ),
+    "viewed": (Viewed, IMAGES),
+    "dropout of a sequence": (DropSequence, WORDS),
+    "dropout of a sequence, gru": (lambda: DropSequence(nn.GRU), WORDS),
     "shared norm": (SharedNorm, IMAGES),
+    "shared norm, four channels": (lambda: SharedNorm(width=4), IMAGES),
+    "shared norm, no weights": (lambda: SharedNorm(affine=False), IMAGES),
     "shared norm, other groups": (lambda: SharedNorm(2, inplace=True), IMAGES),
     "shared norm, no pool": (lambda: SharedNorm(4, pool=False), IMAGES),
     "max pool": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)), IMAGES),
@@ -159,8 +200,19 @@ MODELS = {
 }
 
 
+@pytest.fixture(params=["kernels", "torch"])
+def path(request, monkeypatch) -> str:
+    """Every way through the code: with the kernels, and without a compiler."""
+    if request.param == "torch":
+        for module in ("kernels", "twins"):
+            monkeypatch.setattr(f"fedbuff.learn.{module}.library", lambda: None)
+    elif library() is None:
+        pytest.skip("no C++ compiler")
+    return request.param
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_layers(name):
+def test_layers(name, path):
     model, clients = MODELS[name]
     assert_equal(task_of(model, clients))
 
@@ -180,7 +232,7 @@ def test_layers(name):
     ],
     ids=str,
 )
-def test_options_of_local_sgd(name, changes):
+def test_options_of_local_sgd(name, changes, path):
     model, clients = MODELS[name]
     assert_equal(task_of(model, clients), replace(SGD, lr=0.05, **changes))
 

@@ -23,7 +23,7 @@ from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
 from fedbuff.learn.small import small
 from fedbuff.learn.task import Task
-from fedbuff.learn.twins import Draws, Step, twin_of, why_no_twin
+from fedbuff.learn.twins import ConvTwin, Draws, Step, twin_of, why_no_twin
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
 _CHECKED = 4  # trips that both ways must agree on before the fast one is used
@@ -130,6 +130,7 @@ class Together:
         self.buffers = [(mine, first) for mine, (_, first) in zip(self.module.buffers(), flat.buffers, strict=True)]
         sizes = [p.numel() for p in flat.parameters.values()]
         self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
+        self.current.plain = not self.takes_channels_last()
 
     def train(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         """The updates of the jobs, row by row; the same for the same chunk in any process."""
@@ -154,6 +155,21 @@ class Together:
             if found is not room:
                 updates[part] = found.cpu().numpy()
         return updates
+
+    def takes_channels_last(self) -> bool:
+        """Whether the model's own code can do with channels-last images: x.view(len(x), -1) can't."""
+        if not any(isinstance(part, ConvTwin) for part in self.module.modules()):
+            return True
+        x = self.examples(0)[0][:1].to(self.device)
+        weights = self.flat.vector.detach()[None].to(self.device)
+        step = Step([(0, 1)], [(0, 1)], weights, weights, Draws([0], self.device), [0], 1)
+        self.current.step = step
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                self.module(x)
+            except RuntimeError:
+                return False
+        return True
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
         x, y = self.task.clients[client]

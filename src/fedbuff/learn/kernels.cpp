@@ -548,7 +548,7 @@ extern "C" void client_sums(const float* a, float* into, i64 clients, const i64*
 // The very masks that torch's CPU generator would give, faster: MT19937, two numbers for each element, 53 bits of them.
 
 struct Twister {
-  std::uint32_t state[624];
+  std::uint32_t state[624], numbers[624];  // numbers: what the state gives
   i64 next;
 };
 
@@ -561,6 +561,13 @@ static void refill(Twister& t) {
   for (int i = 0; i < 227; i++) s[i] = s[i + 397] ^ twist(s[i], s[i + 1]);
   for (int i = 227; i < 623; i++) s[i] = s[i - 227] ^ twist(s[i], s[i + 1]);
   s[623] = s[396] ^ twist(s[623], s[0]);
+  for (int i = 0; i < 624; i++) {
+    std::uint32_t y = s[i];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    t.numbers[i] = y ^ (y >> 18);
+  }
   t.next = 0;
 }
 
@@ -585,17 +592,11 @@ extern "C" void draw_masks(Twister* twisters, const i64* whose, float* mask, i64
       for (i64 row = first; row < ends[c]; row++) {
         float* to = mask + row * size + step * width;
         for (i64 i = 0; i < width; i++) {
-          std::uint32_t half[2];
-          for (std::uint32_t& y : half) {
-            if (t.next == 624) refill(t);
-            y = t.state[t.next++];
-            y ^= y >> 11;
-            y ^= (y << 7) & 0x9d2c5680u;
-            y ^= (y << 15) & 0xefc60000u;
-            y ^= y >> 18;
-          }
-          const std::uint64_t bits = (static_cast<std::uint64_t>(half[0]) << 32 | half[1]) & ((1ull << 53) - 1);
-          to[i] = static_cast<double>(bits) * 0x1p-53 < keep ? on : 0.0f;
+          if (t.next == 624) refill(t);  // 624 is even: a pair never straddles
+          const std::uint32_t high = t.numbers[t.next], low = t.numbers[t.next + 1];
+          t.next += 2;
+          const std::uint64_t bits = (static_cast<std::uint64_t>(high) << 32 | low) & ((1ull << 53) - 1);
+          to[i] = static_cast<double>(static_cast<i64>(bits)) * 0x1p-53 < keep ? on : 0.0f;
         }
       }
   }
@@ -807,15 +808,22 @@ ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x 
   return z < 0.390625f ? small : large;
 }
 
+ALWAYS void copy_some(float* to, const float* from, i64 n) {  // n < 8, in pieces of a fixed size
+  if (n & 4) std::memcpy(to, from, 16);
+  if (n & 2) std::memcpy(to + (n & 4), from + (n & 4), 8);
+  if (n & 1) to[n & 6] = from[n & 6];
+}
 ALWAYS v8 load_some(const float* p, i64 n) {  // the first n of eight, else zeros
   if (n >= 8) return load(p);
-  v8 v = all(0);
-  std::memcpy(&v, p, n * sizeof(float));
-  return v;
+  float values[8] = {};
+  copy_some(values, p, n);
+  return load(values);
 }
 ALWAYS void store_some(float* p, v8 v, i64 n) {
-  if (n >= 8) store(p, v);
-  else std::memcpy(p, &v, n * sizeof(float));
+  if (n >= 8) return store(p, v);
+  float values[8];
+  store(values, v);
+  copy_some(p, values, n);
 }
 
 // blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
@@ -836,9 +844,10 @@ static void multiply_packed(const float* const* a, i64 rows, i64 k, const float*
 }
 
 // gates [row][time][4 hidden]: x W_ihᵀ + b_ih on entry, the gates i, f, g, o on return; h, c, tanh c and the h before each
-// step [row][time][hidden]. w [group][4 hidden][hidden], bias [group][4 hidden] or null.
+// step [row][time][hidden], but h with strides of its own. w [group][4 hidden][hidden], bias [group][4 hidden] or null.
 extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, float* before, float* c, float* tanh_c,
-                     i64 groups, const i64* ends, i64 w_stride, i64 bias_stride, i64 time, i64 hidden, i64 backwards) {
+                     i64 groups, const i64* ends, i64 w_stride, i64 bias_stride, i64 time, i64 hidden, i64 backwards,
+                     i64 h_row, i64 h_time) {
   const i64 four = 4 * hidden;
   std::vector<float> packed;
   std::vector<const float*> from;
@@ -855,12 +864,13 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
       for (i64 r = 0; r < rows; r++) {
         float* to = before + ((first + r) * time + t) * hidden;
         from[r] = to;
-        if (step) std::memcpy(to, h + ((first + r) * time + previous) * hidden, hidden * sizeof(float));
+        if (step) std::memcpy(to, h + (first + r) * h_row + previous * h_time, hidden * sizeof(float));
         else std::fill(to, to + hidden, 0.0f);
       }
       if (step) multiply_packed(from.data(), rows, hidden, packed.data(), z, time * four, z, time * four, four);
       for (i64 r = 0; r < rows; r++) {
         float* zr = z + r * time * four;
+        float* hr = h + (first + r) * h_row + t * h_time;
         const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
         for (i64 k = 0; k < hidden; k += 8) {
           const i64 n = hidden - k;
@@ -875,7 +885,7 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
           const v8 squashed = hyperbolic(state);
           store_some(zr + k, i, n), store_some(zr + hidden + k, f, n);
           store_some(zr + 2 * hidden + k, u, n), store_some(zr + 3 * hidden + k, o, n);
-          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(h + at + k, o * squashed, n);
+          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(hr + k, o * squashed, n);
         }
       }
     }
@@ -885,7 +895,8 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
 
 // dgates [row][time][4 hidden] from dh [row][time][hidden] and dc, that of the last state [row][hidden], which is used up
 extern "C" void lstm_back(const float* gates, const float* w, const float* c, const float* tanh_c, const float* dh, float* dc,
-                          float* dgates, i64 groups, const i64* ends, i64 w_stride, i64 time, i64 hidden, i64 backwards) {
+                          float* dgates, i64 groups, const i64* ends, i64 w_stride, i64 time, i64 hidden, i64 backwards, i64 dh_row,
+                          i64 dh_time) {
   const i64 four = 4 * hidden, wide = filled(hidden);
   std::vector<float> packed, recurrent;
   std::vector<const float*> from;
@@ -901,6 +912,7 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
       for (i64 r = 0; r < rows; r++) {
         const i64 row = first + r, at = (row * time + t) * hidden, at_previous = (row * time + previous) * hidden;
         const float* z = gates + (row * time + t) * four;
+        const float* dhr = dh + row * dh_row + t * dh_time;
         float* d = dgates + (row * time + t) * four;
         from[r] = d;
         for (i64 k = 0; k < hidden; k += 8) {
@@ -908,7 +920,7 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
           const v8 i = load_some(z + k, n), f = load_some(z + hidden + k, n);
           const v8 u = load_some(z + 2 * hidden + k, n), o = load_some(z + 3 * hidden + k, n);
           const v8 squashed = load_some(tanh_c + at + k, n);
-          const v8 up = load_some(dh + at + k, n) + load(&recurrent[r * wide + k]);
+          const v8 up = load_some(dhr + k, n) + load(&recurrent[r * wide + k]);
           const v8 state = load_some(dc + row * hidden + k, n) + up * o * (1.0f - squashed * squashed);
           const v8 old = step ? load_some(c + at_previous + k, n) : all(0);
           store_some(d + k, state * u * i * (1.0f - i), n);

@@ -31,8 +31,8 @@ _ARGUMENTS = {
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
-    "lstm": "pppppppipiiiii",
-    "lstm_back": "pppppppipiiii",
+    "lstm": "pppppppipiiiiiii",
+    "lstm_back": "pppppppipiiiiii",
     "outer_products": "pppipiiii",
     "client_sums": "ppipiii",
     "seed_twisters": "ppi",
@@ -218,15 +218,19 @@ def norm_pool_back(
 
 
 def lstm(
-    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, backwards: bool
+    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, backwards: bool, time_first: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h, the h before each step, c and tanh c, each [rows, time, hidden]; `gates` are filled in where x W_ihᵀ + b_ih was."""
+    """All h (in memory time first, if wished), the h before each step, c and tanh c, each [rows, time, hidden].
+
+    `gates` are filled in where x W_ihᵀ + b_ih was.
+    """
     rows, time, four = gates.shape
-    h, before, c, tanh_c = (torch.empty(rows, time, four // 4) for _ in range(4))
+    before, c, tanh_c = (torch.empty(rows, time, four // 4) for _ in range(3))
+    h = torch.empty(time, rows, four // 4).transpose(0, 1) if time_first else torch.empty(rows, time, four // 4)
     kernels.lstm(
         gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(), before.data_ptr(), c.data_ptr(),
         tanh_c.data_ptr(), len(groups), ends(groups), w.stride(0), 0 if b is None else b.stride(0), time, four // 4,
-        int(backwards),
+        int(backwards), h.stride(0), h.stride(1),
     )  # fmt: skip
     return h, before, c, tanh_c
 
@@ -240,7 +244,7 @@ def lstm_back(
     dgates = torch.empty_like(gates)
     kernels.lstm_back(
         gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), dgates.data_ptr(),
-        len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards),
+        len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1),
     )  # fmt: skip
     return dgates
 
@@ -265,8 +269,8 @@ class Twisters:
 
     def __init__(self, kernels: ctypes.CDLL, seeds: Sequence[int]) -> None:
         self.kernels = kernels
-        self.states = torch.empty(len(seeds), 624 // 2 + 1, dtype=torch.int64)
-        kernels.seed_twisters(self.states.data_ptr(), torch.tensor(seeds).data_ptr(), len(seeds))
+        self.states = torch.empty(len(seeds), 624 + 1, dtype=torch.int64)
+        kernels.seed_twisters(self.states.data_ptr(), (ctypes.c_int64 * len(seeds))(*seeds), len(seeds))
 
     def draw(self, like: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
         """1/keep with probability `keep`, else 0; with `time_first` as if `like`, [rows, time, …], were [time, rows, …].

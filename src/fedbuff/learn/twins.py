@@ -118,6 +118,7 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
         id(twin): Slot(offsets.get(id(p)), twin) for p, twin in zip(flat.module.parameters(), module.parameters(), strict=True)
     }  # .parameters() names a tied parameter once, and a deep copy keeps the tie
     current, twins = Current(), dict[int, nn.Module]()
+    alive = list(module.modules())  # what was swapped out must live on for a while, or its id would be given to another
 
     def swapped(part: nn.Module) -> nn.Module:
         if id(part) not in twins:
@@ -151,7 +152,9 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
                 for name, part in zip(names, [fused, nn.Identity(), nn.Identity()], strict=False):
                     sequence._modules[name] = part
 
-    return swapped(module), current
+    whole = swapped(module)
+    del alive
+    return whole, current
 
 
 class Current:
@@ -225,6 +228,18 @@ def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
         _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
 
 
+def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
+    """The gradient, with its sums [rows, channels] attached: they came for free, and a bias before this needs them."""
+    gradient.sums = sums, gradient._version  # type: ignore[attr-defined]
+    return gradient
+
+
+def counted(gradient: Tensor) -> Tensor | None:
+    """The sums that `with_sums` attached, unless autograd changed the gradient since."""
+    sums, version = getattr(gradient, "sums", (None, 0))
+    return sums if version == gradient._version else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
@@ -244,7 +259,12 @@ class _Linear(torch.autograd.Function):
         if weight.offset is not None:
             grouped_outer(dy, x, clients, *weight.gradient(step))
         if bias is not None and bias.offset is not None:
-            row_sums(dy, clients, *bias.gradient(step))
+            sums = counted(grads[0])
+            row_sums(
+                dy if sums is None else sums,
+                clients if sums is None else step.times(step.clients, len(sums)),
+                *bias.gradient(step),
+            )
         dx = None
         if ctx.needs_input_grad[0]:
             dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None).view(ctx.shape)
@@ -292,7 +312,9 @@ class _Conv(torch.autograd.Function):
         kernels = kernels_for(x, w, how)
         dy = grads[0].contiguous() if kernels is None else channels_last(grads[0])
         if bias is not None and bias.offset is not None:
-            row_sums(sums_of(grads[0]), clients, *bias.gradient(step))
+            sums = counted(grads[0])
+            over = list(range(2, dy.dim()))
+            row_sums(dy.sum(over) if sums is None else sums, clients, *bias.gradient(step))
         if weight.offset is not None:
             gradient, beta = weight.gradient(step)
             if kernels is not None:
@@ -333,15 +355,6 @@ def shape_of(x: Tensor, w: Tensor, how: Conv) -> Shape:
     sizes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     out = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
     return Shape(*x.shape[2:], c, *out, oc, *kernel, *stride, *padding, *dilation)
-
-
-def sums_of(dy: Tensor) -> Tensor:
-    """Σ over pixels: [rows, channels]; whoever made dy may have counted already, see _NormPool."""
-    counted = getattr(dy, "counted", None)
-    if counted is not None and counted[1] == dy._version:
-        sums: Tensor = counted[0]
-        return sums
-    return dy.sum(list(range(2, dy.dim())))
 
 
 class ConvTwin(Twin):
@@ -476,8 +489,7 @@ class _NormPool(torch.autograd.Function):
         for slot, values in ((weight, dgamma), (bias, dbeta)):
             if slot is not None and slot.offset is not None:
                 row_sums(values, clients, *slot.gradient(step))
-        dx.counted = dsum, dx._version  # type: ignore[attr-defined]  # the bias of a convolution before this wants it
-        return dx, None, None, None, None, None, None
+        return with_sums(dx, dsum), None, None, None, None, None, None
 
 
 class NormPoolTwin(nn.Module):
@@ -646,7 +658,8 @@ class RecurrentTwin(Twin):
             outputs = []
             for direction in range(self.directions):
                 suffix = f"_l{layer}" + "_reverse" * direction
-                y, ends = self.one(x, suffix, backwards=bool(direction))
+                last_one = layer == self.layers - 1 and self.directions == 1
+                y, ends = self.one(x, suffix, backwards=bool(direction), time_first=last_one)
                 outputs.append(y)
                 last.append(ends)
             x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
@@ -656,12 +669,15 @@ class RecurrentTwin(Twin):
         x = x.transpose(0, 1).contiguous()  # in memory as torch has it, where it matters to dropout after this
         return x.transpose(0, 1) if self.batch_first else x, ends if self.kind == "LSTM" else ends[0]
 
-    def one(self, x: Tensor, suffix: str, backwards: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end."""
+    def one(self, x: Tensor, suffix: str, backwards: bool, time_first: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end.
+
+        `time_first` is how the result should lie in memory; it may not.
+        """
         inputs = self.linear(x, "ih", suffix)
         weight, bias = self.slots[f"weight_hh{suffix}"], self.slots.get(f"bias_hh{suffix}")
         if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(inputs) is not None:
-            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards)  # type: ignore[no-untyped-call]
+            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
@@ -700,29 +716,31 @@ class _Recurrent(torch.autograd.Function):
         if ctx.first:  # the first step is the last to come here
             dys, hs = (torch.stack(part, 1) for part in zip(*tape.seen, strict=True))
             tape.seen.clear()
-            recurrent_gradients(step, tape.weight, tape.bias, dys, hs)
+            recurrent_gradients(step, tape.weight, tape.bias, dys, hs, dys.sum(1))
             return None, None, None, None
         return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
 
 
-def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor) -> None:
-    """Gradients of W_hh and b_hh from those of its outputs and from the states it saw, both [rows, time, …]."""
+def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor, sums: Tensor) -> None:
+    """Gradients of W_hh and b_hh from those of its outputs and the states it saw, both [rows, time, …], and Σ dy over time."""
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
         time = h.shape[1]
         grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
     if bias is not None and bias.offset is not None:
-        row_sums(dy.sum(1), clients, *bias.gradient(step))
+        row_sums(sums, clients, *bias.gradient(step))
 
 
 class _Lstm(torch.autograd.Function):
     """One layer in one direction, from x W_ihᵀ + b_ih [rows, time, 4 hidden] to all h and the last c."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool) -> Any:
-        gates = inputs.clone(memory_format=torch.contiguous_format)
+    def forward(
+        ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool, time_first: bool
+    ) -> Any:
+        gates = inputs.contiguous()  # fresh from a linear layer, seen by nobody else: filled in place
         w, b = weight.weights(step), None if bias is None else bias.weights(step)
-        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards)
+        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards, time_first)
         ctx.save_for_backward(gates, before, c, tanh_c)
         ctx.step, ctx.slots, ctx.backwards = step, (weight, bias), backwards
         return h, c[:, 0 if backwards else -1].clone()
@@ -731,10 +749,12 @@ class _Lstm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (gates, before, c, tanh_c), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
         groups = step.times(step.groups, len(gates))
-        dh, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
+        dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
+        dc = grads[1].clone(memory_format=torch.contiguous_format)
         dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
-        recurrent_gradients(step, weight, bias, dgates, before)
-        return dgates, None, None, None, None, None
+        sums = dgates.sum(1)
+        recurrent_gradients(step, weight, bias, dgates, before, sums)
+        return with_sums(dgates, sums), None, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
