@@ -84,7 +84,7 @@ def logistic() -> Task:
     return _task(lambda: nn.Linear(60, 10), x, rng.integers(0, 10, sum(sizes)), sizes)
 
 
-def _task(model: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, sizes: list[int]) -> Task:  # type: ignore[type-arg]
+def _task(model: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, sizes: list[int]) -> Task:
     cuts = np.cumsum(sizes)[:-1]
     clients = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
     return Task(model=model, loss=nn.functional.cross_entropy, clients=clients, evaluate=(x[:1], y[:1]), name="bench")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fedbuff.core.versions import Vector
+from fedbuff.learn.batched import batched
 from fedbuff.learn.batched import trainer as fastest
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.evaluate import evaluate_rows
@@ -33,11 +34,16 @@ class Trainer:
         return evaluate_rows(self.task, self.flat, weights, split, start)
 
 
-def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | None = None) -> Trainer:
-    """The way to train this task that `how` asks for; `flat` is its model with initial weights, if it is there already."""
+def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | None = None, checked: bool = False) -> Trainer:
+    """The way to train this task that `how` asks for; `flat` is its model with initial weights, if it is there already.
+
+    `checked` says that trips of this task can be trained together, as another process has found out.
+    """
     flat = initial_weights(task, seed)[0] if flat is None else flat
     if not how.batched:
         return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
+    if checked:
+        return Trainer(task, flat, batched(task, sgd, seed, flat, device=how.device, precision=how.precision))
     return Trainer(task, flat, *fastest(task, sgd, seed, flat, device=how.device, precision=how.precision))
 
 

@@ -10,6 +10,7 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,10 +172,15 @@ class _Worker:
     """The actor: a trainer of its own, and weights fetched from the object store of its node."""
 
     def __init__(self, task: "Task", make: "Callable[[Task], Trainer]") -> None:
+        self._task, self._make = task, make
+
+    @cached_property
+    def _trainer(self) -> "Trainer":
+        """Made by the first work, so that what goes wrong in it is the work's error and not the death of the actor."""
         from fedbuff.learn.work import one_thread
 
         one_thread()
-        self._trainer = make(task)
+        return self._make(self._task)
 
     def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:
         weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))

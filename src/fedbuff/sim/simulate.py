@@ -159,7 +159,8 @@ def simulate(
         if engine == "ray":
             from fedbuff.sim.ray import OnRay
 
-            make = partial(trainer, sgd=client, seed=seed, how=training)
+            how = training if work.note is None else Training(batched=False)
+            make = partial(trainer, sgd=client, seed=seed, how=how, checked=True)
             pool: Pool = OnRay(task, make, updates, weights, windowed, workers, address)
         else:
             alone = not can_fork() or training.device != "cpu"

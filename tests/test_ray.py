@@ -1,0 +1,113 @@
+"""On Ray: the same weights as here, on two nodes, and after a worker was killed."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fedbuff as fb
+from conftest import same_arrays
+from test_simulate import SERVERS, run
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two nodes with one core each, both on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster.address
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "mixing", "over-selection"])
+def test_a_run_on_ray_gives_the_same_bits_as_here(name, address, small_task):
+    here = run(SERVERS[name], small_task, evaluate_every=30)
+    there = run(SERVERS[name], small_task, evaluate_every=30, engine="ray", address=address)
+    assert same_arrays(there.weights, here.weights)
+    assert same_arrays(there.trips, here.trips)
+    assert there.metrics == here.metrics
+
+
+def test_a_killed_ray_worker_changes_nothing(address, small_task):
+    """SIGKILL for the processes that train, while they do."""
+    here = run(SERVERS["fedbuff"], small_task, trips=400)
+    killed: list[int] = []
+    over = threading.Event()
+
+    def hunt() -> None:
+        while not over.is_set() and len(killed) < 2:
+            time.sleep(0.2)
+            for pid in workers_of_ray():
+                if pid not in killed and len(killed) < 2:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    there = run(SlowServer, slow(small_task), trips=400, engine="ray", address=address)
+    over.set()
+    hunter.join()
+    assert len(killed) == 2
+    assert same_arrays(there.weights, here.weights)
+
+
+SlowServer = SERVERS["fedbuff"]
+
+
+def slow(task: fb.Task) -> fb.Task:
+    """The same task, with a loss that takes its time."""
+
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.nn.functional.cross_entropy(output, label)
+
+    return fb.Task(model=task.model, loss=loss, clients=task.clients, evaluate=task.evaluate, name=task.name)
+
+
+def workers_of_ray() -> list[int]:
+    """Processes that are an actor of ours."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as line:  # noqa: PTH123
+                if line.read().startswith("ray::_Worker"):
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def test_an_error_on_ray_is_the_users_to_see(address, small_task):
+    parent = os.getpid()
+
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != parent:
+            raise ArithmeticError("seven")
+        return torch.nn.functional.cross_entropy(output, label)
+
+    task = fb.Task(model=small_task.model, loss=loss, clients=small_task.clients, evaluate=small_task.evaluate)
+    with pytest.raises(ArithmeticError, match="seven"):
+        run(SERVERS["fedbuff"], task, engine="ray", address=address)
+
+
+def test_more_workers_than_the_cluster_has_cores_is_a_mistake(address, small_task):
+    with pytest.raises(ValueError, match="the Ray cluster has 2 CPUs"):
+        run(SERVERS["fedbuff"], small_task, engine="ray", address=address, workers=7)
+
+
+def test_an_address_without_ray_is_a_mistake(small_task):
+    with pytest.raises(ValueError, match="engine='ray'"):
+        run(SERVERS["fedbuff"], small_task, address="somewhere:1")
