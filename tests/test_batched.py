@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
-from fedbuff.learn.batched import batched, norms, trainer, why_not
+from fedbuff.learn.batched import batched, norms, trainer, try_bfloat16, why_not
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 
@@ -448,3 +448,26 @@ def test_hooks_and_odd_layers_are_refused():
 
 def test_the_norms_of_updates():
     assert norms(np.array([[3, 4], [0, 0]], np.float32)).tolist() == [5, 0]
+
+
+@pytest.mark.parametrize("name", ["shared norm", "lstm of two layers", "mlp with dropout"])
+def test_bfloat16_is_near(name):
+    task = task_of(*MODELS[name])
+    flat, weights = initial_weights(task, 0)
+    jobs = [Job(t, t % 6, weights) for t in range(6)]
+    expected = one_at_a_time(task, SGD, 0, flat)(jobs)
+    found = batched(task, SGD, 0, flat, precision="bfloat16")(jobs)
+    assert found.dtype == np.float32
+    assert 1e-5 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1
+
+
+def test_precisions_that_do_not_work_are_refused(monkeypatch):
+    task = task_of(*MODELS["linear"])
+    flat, _ = initial_weights(task, 0)
+    with pytest.raises(ValueError, match="expected float32 or bfloat16, not 'float16'"):
+        batched(task, SGD, 0, flat, precision="float16")
+    monkeypatch.setattr("fedbuff.learn.batched._TRIAL", "import os; os.kill(os.getpid(), 4)")
+    try_bfloat16.cache_clear()
+    with pytest.raises(ValueError, match="killed by signal 4; use float32"):
+        batched(task, SGD, 0, flat, precision="bfloat16")
+    try_bfloat16.cache_clear()

@@ -7,8 +7,11 @@ Only the gradients of weights are computed trip by trip; see `twins.py` for how,
 Everything is kept as Δ = w − y, the update so far: the weights of a trip are y = w − Δ, a step adds η_l·g to Δ.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -80,12 +83,30 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
 def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32") -> Train:
     """A function that trains the trips of a chunk together; each depends on (seed, client, trip) only, up to rounding.
 
-    Other devices than the CPU go through plain torch operations, and are not tested here.
+    device      other ones than "cpu" go through plain torch operations; they are not tested here
+    precision   "bfloat16" computes the products of linear layers and convolutions so, and everything else in float32
     """
     if reason := why_no_twin(flat.module):
         raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
-    together = Together(task, sgd, seed, flat, torch.device(device)).train
-    return (small(task, sgd, seed, flat, together) if device == "cpu" else None) or together
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision: expected float32 or bfloat16, not {precision!r}")
+    low = None if precision == "float32" else torch.bfloat16
+    if low is not None and device == "cpu":
+        try_bfloat16()
+    together = Together(task, sgd, seed, flat, torch.device(device), low).train
+    return (small(task, sgd, seed, flat, together) if device == "cpu" and low is None else None) or together
+
+
+_TRIAL = "import torch as t; a = t.ones(1, 8, 8, 8).bfloat16(); t.conv2d(a, a[:, :, :3, :3]); a[0, 0] @ a[0, 1]"
+
+
+@cache
+def try_bfloat16() -> None:
+    """Compute a little in bfloat16 in another process: on some processors torch dies of an illegal instruction."""
+    code = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, timeout=120).returncode
+    if code:
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise ValueError(f"precision: bfloat16 does not work on this processor, a trial {ended}; use float32")
 
 
 def norms(updates: Matrix) -> Vector:
@@ -121,8 +142,10 @@ def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
 class Together:
     """Trains chunks of trips with one copy of the model, whose layers were replaced by twins."""
 
-    def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device) -> None:
-        self.task, self.sgd, self.seed, self.flat, self.device = task, sgd, seed, flat, device
+    def __init__(
+        self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: torch.dtype | None = None
+    ) -> None:
+        self.task, self.sgd, self.seed, self.flat, self.device, self.low = task, sgd, seed, flat, device, low
         self.module, self.current = twin_of(flat, device)
         self.module.train()
         self.loss = row_losses(task.loss)
@@ -204,7 +227,7 @@ class Together:
             else:
                 y, shared = w[of[which]] - update[which], clients
                 gradient = torch.empty_like(y)
-            step = Step(clients, shared, y, gradient, draws, active, ends[-1])
+            step = Step(clients, shared, y, gradient, draws, active, ends[-1], self.low)
             self.gradients(step, trips.rows(active, q, self.device), scale, sizes)
             if sgd.weight_decay:
                 gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)

@@ -53,6 +53,7 @@ class Step:
     draws: "Draws"  # random numbers, for dropout
     whose: Sequence[int]  # which of them are each client's
     rows: int
+    low: torch.dtype | None = None  # what products of linear layers and convolutions are computed in, if not as they are
     written: set[int] = field(default_factory=set)  # offsets of the parameters whose gradient was written
 
     def times(self, ranges: Ranges, rows: int) -> Ranges:
@@ -215,7 +216,10 @@ def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Tensor, beta: in
         outer_products(kernels, dy, x, into, beta, clients)
         return
     for (i, j), g in zip(clients, into, strict=True):
-        g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
+        if dy.dtype == g.dtype:
+            g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
+        else:
+            _ = g.add_(dy[i:j].t() @ x[i:j]) if beta else g.copy_(dy[i:j].t() @ x[i:j])
 
 
 def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
@@ -226,6 +230,11 @@ def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
         return
     for (i, j), g in zip(clients, into, strict=True):
         _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
+
+
+def lowered(step: Step, values: Tensor) -> Tensor:
+    """The values in the precision that products are computed in."""
+    return values if step.low is None else values.to(step.low)
 
 
 def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
@@ -244,12 +253,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
         ctx.step, ctx.slots = step, (weight, bias)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = lowered(step, x.reshape(-1, x.shape[-1]))
         ctx.save_for_backward(flat)
-        ctx.shape = x.shape
+        ctx.shape, ctx.dtype = x.shape, x.dtype
         groups = step.times(step.groups, len(flat))
-        y = grouped_linear(flat, groups, weight.weights(step), None if bias is None else bias.weights(step))
-        return y.view(*x.shape[:-1], -1)
+        w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
+        return grouped_linear(flat, groups, w, b).to(x.dtype).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -257,7 +266,7 @@ class _Linear(torch.autograd.Function):
         dy = grads[0].reshape(-1, grads[0].shape[-1])
         clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
         if weight.offset is not None:
-            grouped_outer(dy, x, clients, *weight.gradient(step))
+            grouped_outer(lowered(step, dy), x, clients, *weight.gradient(step))
         if bias is not None and bias.offset is not None:
             sums = counted(grads[0])
             row_sums(
@@ -267,7 +276,8 @@ class _Linear(torch.autograd.Function):
             )
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None).view(ctx.shape)
+            w = lowered(step, weight.weights(step)).transpose(1, 2)
+            dx = grouped_linear(lowered(step, dy), groups, w, None).to(ctx.dtype).view(ctx.shape)
         return dx, None, None, None, None
 
 
@@ -290,8 +300,10 @@ class _Conv(torch.autograd.Function):
         ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv, keep_layout: bool
     ) -> Tensor:
         ctx.step, ctx.slots, ctx.how = step, (weight, bias), how
-        w, b = weight.weights(step), None if bias is None else bias.weights(step)
+        w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
         groups = step.times(step.groups, len(x))
+        ctx.dtype = x.dtype
+        x = lowered(step, x)
         kernels = kernels_for(x, w, how)
         if kernels is not None:
             x = channels_last(x)
@@ -302,19 +314,19 @@ class _Conv(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x)
         outputs = [torch.convolution(x[i:j], w[g], None if b is None else b[g], *how) for g, (i, j) in enumerate(groups)]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(ctx.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x,), step, (weight, bias), how = ctx.saved_tensors, ctx.step, ctx.slots, ctx.how
-        w = weight.weights(step)
+        w = lowered(step, weight.weights(step))
         clients = step.times(step.clients, len(x))
         kernels = kernels_for(x, w, how)
-        dy = grads[0].contiguous() if kernels is None else channels_last(grads[0])
+        dy = lowered(step, grads[0].contiguous()) if kernels is None else channels_last(grads[0])
         if bias is not None and bias.offset is not None:
             sums = counted(grads[0])
             over = list(range(2, dy.dim()))
-            row_sums(dy.sum(over) if sums is None else sums, clients, *bias.gradient(step))
+            row_sums(grads[0].sum(over) if sums is None else sums, clients, *bias.gradient(step))
         if weight.offset is not None:
             gradient, beta = weight.gradient(step)
             if kernels is not None:
@@ -323,7 +335,7 @@ class _Conv(torch.autograd.Function):
                 for (i, j), g in zip(clients, gradient, strict=True):
                     dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
                     _ = g.add_(dw) if beta else g.copy_(dw)
-        dx = input_gradient(ctx, dy, x, w, step) if ctx.needs_input_grad[0] else None
+        dx = input_gradient(ctx, dy, x, w, step).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None, None
 
 

@@ -1,0 +1,308 @@
+"""Each kernel gives what torch gives, and they are compiled, cached and done without as promised."""
+
+import ctypes
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812
+
+from fedbuff.learn import kernels
+from fedbuff.learn.kernels import Norm, Shape, channels_last
+
+COMPILED = kernels.library()
+needs_compiler = pytest.mark.skipif(COMPILED is None, reason="no C++ compiler")
+RANGES = [(0, 2), (2, 3), (3, 7)]
+
+torch.set_num_threads(1)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-6) -> bool:
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1))
+
+
+# ── convolution ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@st.composite
+def convolutions(draw, stride=st.integers(1, 3)):
+    """Sizes, stride, padding and dilation of a convolution that fits its input, and a seed."""
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    padding = tuple(draw(st.integers(0, d * (k - 1))) for k, d in zip(kernel, dilation, strict=True))
+    smallest = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(draw(st.integers(s, s + 9)) for s in smallest)
+    channels = draw(st.sampled_from([1, 3, 7, 8, 14])), draw(st.sampled_from([8, 16, 24, 32]))
+    return size, kernel, (draw(stride), draw(stride)), padding, dilation, channels, draw(st.integers(0, 99))
+
+
+def made(convolution):
+    (h, w), kernel, stride, padding, dilation, (c, oc), seed = convolution
+    torch.manual_seed(seed)
+    x, weights, bias = torch.randn(7, c, h, w), torch.randn(3, oc, c, *kernel), torch.randn(3, oc)
+    outputs = [F.conv2d(x[i:j], weights[g], bias[g], stride, padding, dilation) for g, (i, j) in enumerate(RANGES)]
+    expected = torch.cat(outputs)
+    shape = Shape(h, w, c, *expected.shape[2:], oc, *kernel, *stride, *padding, *dilation)
+    how = list(stride), list(padding), list(dilation), False, [0, 0], 1
+    return x, weights, bias, expected, shape, how
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(convolutions())
+def test_convolution_with_weights_of_each_group(convolution):
+    x, weights, bias, expected, shape, _ = made(convolution)
+    assert close(kernels.convolve(COMPILED, channels_last(x), weights, bias, RANGES, shape), expected, 5e-6)
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(convolutions())
+def test_gradients_of_weights_of_each_client(convolution):
+    x, weights, _, output, shape, how = made(convolution)
+    dy = torch.randn_like(output)
+    found = torch.randn(3, weights[0].numel() + 5)  # rows of a wider matrix, as in the flat gradient
+    before = found.clone()
+    into = found[:, 2:-3].view(weights.shape)
+    expected = torch.stack(
+        [
+            torch.ops.aten.convolution_backward(dy[i:j], x[i:j], weights[0], None, *how, [False, True, False])[1]
+            for i, j in RANGES
+        ]
+    )
+    for beta, times in ((0, 1), (1, 2)):
+        kernels.convolution_weights(COMPILED, channels_last(x), channels_last(dy), into, beta, RANGES, shape)
+        assert close(into, times * expected, 5e-6)
+    assert torch.equal(found[:, :2], before[:, :2])
+    assert torch.equal(found[:, -3:], before[:, -3:])
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(convolutions(stride=st.just(1)))
+def test_gradient_of_the_input_is_a_convolution_turned_round(convolution):
+    _, weights, _, output, s, how = made(convolution)
+    weights = torch.randn(3, s.oc, 8, s.kh, s.kw)  # as many input channels as outputs of the turned one: a multiple of 8
+    x, dy = torch.randn(7, 8, s.h, s.w), torch.randn_like(output)
+    expected = torch.cat(
+        [
+            torch.ops.aten.convolution_backward(dy[i:j], x[i:j], weights[g], None, *how, [True, False, False])[0]
+            for g, (i, j) in enumerate(RANGES)
+        ]
+    )
+    padding = s.dh * (s.kh - 1) - s.ph, s.dw * (s.kw - 1) - s.pw
+    turned = Shape(s.oh, s.ow, s.oc, s.h, s.w, 8, s.kh, s.kw, 1, 1, *padding, s.dh, s.dw)
+    assert close(kernels.convolve(COMPILED, channels_last(dy), weights, None, RANGES, turned, flipped=True), expected, 5e-6)
+
+
+# ── norm, ReLU, pool ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_torch(x, gamma, beta, groups, eps, pool):
+    parts = []
+    for g, (i, j) in enumerate(RANGES):
+        y = F.relu(F.group_norm(x[i:j], groups, None if gamma is None else gamma[g], None if beta is None else beta[g], eps))
+        parts.append(F.max_pool2d(y, 2) if pool == 2 else y)
+    return torch.cat(parts)
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(
+    st.integers(2, 9), st.integers(2, 9), st.sampled_from([(8, 8), (8, 1), (16, 4), (24, 3)]), st.booleans(),
+    st.sampled_from([1, 2]), st.integers(0, 99),
+)  # fmt: skip
+def test_norm_relu_and_pool(h, w, channels, affine, pool, seed):
+    c, groups = channels
+    torch.manual_seed(seed)
+    x = (torch.randn(7, c, h, w) * 3 + 2).requires_grad_()
+    gamma, beta = (torch.randn(3, c, requires_grad=True) for _ in range(2)) if affine else (None, None)
+    norm = Norm(h, w, c, groups, 1e-5)
+    expected = by_torch(x, gamma, beta, groups, 1e-5, pool)
+    dy = torch.randn_like(expected)
+    expected.backward(dy)
+    with torch.no_grad():
+        image = channels_last(x.detach())
+        y, *saved = kernels.norm_pool(COMPILED, image, gamma, beta, RANGES, norm, pool)
+        dx, dgamma, dbeta, dsum = kernels.norm_pool_back(
+            COMPILED, image, channels_last(dy), tuple(saved), gamma, RANGES, norm, pool
+        )
+        assert close(y, expected, 5e-6)
+        assert close(dx, x.grad, 2e-5)
+        assert close(dsum, dx.sum((2, 3)), 2e-5)
+        if affine:
+            assert close(torch.stack([dgamma[i:j].sum(0) for i, j in RANGES]), gamma.grad, 2e-5)
+            assert close(torch.stack([dbeta[i:j].sum(0) for i, j in RANGES]), beta.grad, 2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_not_finite_comes_through_the_pool(odd):
+    x = torch.randn(7, 8, 4, 4)
+    x[3, 2, 1, 1] = odd
+    y, *_ = kernels.norm_pool(COMPILED, channels_last(x), None, None, RANGES, Norm(4, 4, 8, 8, 1e-5), 2)
+    bad = ~torch.isfinite(by_torch(x, None, None, 8, 1e-5, 2))
+    assert bad[3, 2].all()
+    assert torch.equal(~torch.isfinite(y), bad)
+
+
+# ── products, sums, masks ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(st.integers(1, 20), st.one_of(st.integers(1, 40), st.just(100)), st.sampled_from([0, 1]))
+def test_outer_products_and_sums_of_clients(k, columns, beta):
+    torch.manual_seed(k)
+    a, b = torch.randn(7, k), torch.randn(7, columns)
+    room, sums = torch.randn(3, k * columns + 4), torch.randn(3, columns + 2)
+    into, to = room[:, 1:-3].view(3, k, columns), sums[:, 1:-1]
+    expected = torch.stack([a[i:j].t() @ b[i:j] for i, j in RANGES]) + beta * into
+    expected_sums = torch.stack([b[i:j].sum(0) for i, j in RANGES]) + beta * to
+    edges = room[:, 0].clone(), room[:, -3:].clone(), sums[:, 0].clone(), sums[:, -1].clone()
+    kernels.outer_products(COMPILED, a, b, into, beta, RANGES)
+    kernels.client_sums(COMPILED, b, to, beta, RANGES)
+    assert close(into, expected)
+    assert close(to, expected_sums)
+    assert all(torch.equal(e, f) for e, f in zip(edges, (room[:, 0], room[:, -3:], sums[:, 0], sums[:, -1]), strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
+def test_masks_are_those_of_torch(keep):
+    """Across refills of the generator, in turn for each client, and with time first."""
+    seeds, ranges = [5, (1 << 62) + 3, 77], [(0, 2), (2, 3), (3, 6)]
+    generators = [torch.Generator().manual_seed(s) for s in seeds]
+    twisters = kernels.Twisters(COMPILED, seeds)
+    for time_first in (False, True, False):
+        like = torch.empty(6, 9, 11)
+        whose = [2, 0, 1]
+        found = twisters.draw(like, keep, whose, ranges, time_first)
+        for (i, j), client in zip(ranges, whose, strict=True):
+            shape = (9, j - i, 11) if time_first else (j - i, 9, 11)
+            expected = torch.empty(shape).bernoulli_(keep, generator=generators[client]) / keep
+            assert close(found[i:j], expected.transpose(0, 1) if time_first else expected, 1e-7)
+
+
+# ── LSTM ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@needs_compiler
+@settings(max_examples=20)
+@given(st.integers(1, 15).map(lambda n: 2 * n), st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
+def test_lstm(hidden, time, backwards, time_first, bias):
+    """Against torch's own in double precision, whose float32 is less accurate than ours."""
+    torch.manual_seed(hidden)
+    inputs, w, b = torch.randn(7, time, 4 * hidden) * 2, torch.randn(3, 4 * hidden, hidden), torch.randn(3, 4 * hidden)
+    gates = inputs.clone()
+    h, before, c, tanh_c = kernels.lstm(COMPILED, gates, w, b if bias else None, RANGES, backwards, time_first)
+    dh, dc = torch.randn(7, time, hidden), torch.randn(7, hidden)
+    dgates = kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards)
+    for g, (i, j) in enumerate(RANGES):
+        z = inputs[i:j].double().requires_grad_()
+        state, cell, outputs = torch.zeros(j - i, hidden).double(), torch.zeros(j - i, hidden).double(), {}
+        for t in reversed(range(time)) if backwards else range(time):
+            part = z[:, t] + state @ w[g].double().t() + (b[g].double() if bias else 0)
+            a, f, u, o = part.chunk(4, 1)
+            assert close(before[i:j, t], state.detach().float())
+            cell = f.sigmoid() * cell + a.sigmoid() * u.tanh()
+            state = o.sigmoid() * cell.tanh()
+            outputs[t] = state
+        out = torch.stack([outputs[t] for t in range(time)], 1)
+        torch.autograd.backward([out, cell], [dh[i:j].double(), dc[i:j].double()])
+        assert close(h[i:j], out.detach().float())
+        assert close(dgates[i:j], z.grad.float(), 1e-5)
+
+
+@needs_compiler
+def test_exponentials_at_the_edges():
+    """Gates far out, infinite, or no number at all."""
+    values = torch.tensor([-200.0, -90, -87.4, -1e-7, 0, 1e-7, 0.6, 0.65, 40, 88.8, 200, torch.inf, -torch.inf, torch.nan])
+    hidden = len(values)
+    gates = values.repeat(4)[None, None].clone()
+    kernels.lstm(COMPILED, gates, torch.zeros(1, 4 * hidden, hidden), None, [(0, 1)], False, False)
+    for q, exact in enumerate((torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid)):
+        found, expected = gates[0, 0, q * hidden : (q + 1) * hidden], exact(values.double()).float()
+        assert torch.allclose(found, expected, rtol=3e-7, atol=1e-37, equal_nan=True), (exact, found, expected)
+
+
+# ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fake_compiler(folder: Path, says: str = "1.0", fails: bool = False) -> Path:
+    """A compiler that notes when it is called and writes what it was given."""
+    path = folder / "c++"
+    body = "echo broken >&2; exit 1" if fails else 'for last; do :; done; echo called >> "$0.log"; echo library > "$last"'
+    path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo {says}; exit; fi\n{body}\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeypatch, capsys):
+    compiler = fake_compiler(tmp_path)
+    first = kernels.built(str(compiler), tmp_path / "cache")
+    assert "compiling kernels.cpp" in capsys.readouterr().err
+    assert kernels.built(str(compiler), tmp_path / "cache") == first
+    assert capsys.readouterr().err == ""
+    fake_compiler(tmp_path, says="2.0")
+    assert kernels.built(str(compiler), tmp_path / "cache") != first
+    monkeypatch.setattr(kernels, "processor_flags", lambda: "another")
+    assert len({kernels.built(str(compiler), tmp_path / "cache"), first}) == 2
+    assert (tmp_path / "c++.log").read_text().split() == ["called"] * 3
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".so"}  # nothing half done is left
+
+
+def test_processes_may_race(tmp_path):
+    compiler = fake_compiler(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        paths = pool.starmap(kernels.built, [(str(compiler), tmp_path / "cache")] * 4)
+    assert len(set(paths)) == 1
+    assert paths[0].read_text() == "library\n"
+
+
+@pytest.fixture
+def anew():
+    kernels.library.cache_clear()
+    yield
+    kernels.library.cache_clear()
+
+
+def test_no_compiler_or_a_broken_one_is_said_once(tmp_path, monkeypatch, capsys, anew):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert kernels.library() is None
+    assert kernels.library() is None
+    assert capsys.readouterr().err.count("found no C++ compiler") == 1
+    kernels.library.cache_clear()
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, fails=True)))
+    monkeypatch.setenv("FEDBUFF_CACHE", str(tmp_path / "cache"))
+    assert kernels.library() is None
+    assert "could not compile kernels.cpp, training goes through torch: broken" in capsys.readouterr().err
+
+
+def test_kernels_can_be_switched_off(monkeypatch, anew):
+    monkeypatch.setenv("FEDBUFF_KERNELS", "off")
+    assert kernels.library() is None
+
+
+def test_the_cache_is_where_it_belongs(monkeypatch):
+    monkeypatch.delenv("FEDBUFF_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    assert kernels.cache_folder() == Path("/there/fedbuff")
+    monkeypatch.setenv("FEDBUFF_CACHE", "/here")
+    assert kernels.cache_folder() == Path("/here")
+
+
+def test_other_tensors_are_not_for_the_kernels():
+    assert kernels.usable(torch.zeros(1, dtype=torch.float64)) is None
+    assert (kernels.usable(torch.zeros(1)) is None) == (COMPILED is None)
+
+
+def test_tuning_the_allocator_does_no_harm():
+    kernels.tune_allocator()
+    assert float(torch.ones(1 << 20).sum()) == 1 << 20
+    assert ctypes.sizeof(Shape) == 14 * 8
+    assert np.isfinite(Norm(1, 1, 8, 8, 1e-5).eps)
