@@ -1,4 +1,4 @@
-"""The command line: `fedbuff run | compare | demo | timeline | show | presets`.
+"""The command line: `fedbuff run | compare | demo | timeline | show | bench | presets`.
 
 Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
 stderr and exit code 2.
@@ -125,6 +125,27 @@ def show(args: argparse.Namespace) -> None:
     counts = ", ".join(f"{name} {names.count(name):,}" for name in dict.fromkeys(sorted(names)))
     print(f"  outcomes      {counts}; {shown.summary['in_flight']:,} in flight at the end\n")
     print(toml.dumps(dict(shown.settings)), end="")
+
+
+def bench(args: argparse.Namespace) -> None:
+    from fedbuff.bench.bench import SPEED, file_name, tables
+    from fedbuff.bench.bench import bench as run_bench
+    from fedbuff.sim.workers import cores
+
+    parts = (*SPEED, "large", "engine")
+    chosen = args.only.split(",") if args.only else parts
+    for name in chosen:
+        if name not in parts:
+            raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")
+    for name in ("repeats", "share", "workers"):
+        if (value := getattr(args, name)) is not None and value <= 0:
+            raise SettingsError(f"--{name} {value}: expected more than 0")
+    say = (lambda line: None) if args.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), args.ray, say)
+    print(json.dumps(result, indent=2) if args.json else tables(result), end="")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / file_name(result), result)
+    print(f"kept in {args.out / file_name(result)}", file=sys.stderr)
 
 
 def presets(args: argparse.Namespace) -> None:
@@ -311,6 +332,16 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(show, "What a finished run did.")
     sub.add_argument("run", type=Path, metavar="RUN")
     sub.add_argument("--json", action="store_true", help="print its summary.json")
+
+    sub = command(bench, "How fast this machine trains, beside a per-client loop and centralised training.")
+    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large (memory), engine; default: all")
+    sub.add_argument("--repeats", type=int, default=5, help="measurements of each, alternating (5)")
+    sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
+    sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")
+    sub.add_argument("--ray", action="store_true", help="on Ray as well")
+    sub.add_argument("--out", type=Path, default=Path("results/bench"), metavar="DIR", help="where to keep it (results/bench)")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    sub.add_argument("--quiet", action="store_true", help="no progress")
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")
     sub.add_argument("name", nargs="?", metavar="NAME")

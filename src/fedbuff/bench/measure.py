@@ -76,13 +76,15 @@ def main(name: str, way: str, share: str) -> None:
     workload = WORKLOADS[name]
     task = workload.task()
     data = sum(x.nbytes + y.nbytes for x, y in task.clients) / (1 << 20)
-    print(json.dumps({"ready": True}), flush=True)
-    if way.startswith("ours"):
-        rate = ours(workload, task, max(2 * CONCURRENCY, round(workload.trips * float(share))), int(way.removeprefix("ours-")))
-    elif way == "loop":
-        rate = loop(workload, task, max(10, round(workload.trips * float(share) / 5)))
+    count, few = round(workload.trips * float(share)), round(workload.trips * float(share) / 5)
+    if way == "loop":
+        rate = loop(workload, task, max(10, few))
+    elif way == "central":
+        rate = central(workload, task, max(10, few))
     else:
-        rate = central(workload, task, max(10, round(workload.trips * float(share) / 5)))
+        engine, workers = way.split("-")
+        how = {"engine": "ray"} if engine == "ray" else {}
+        rate = ours(workload, task, count, int(workers), **how)
     print(json.dumps({"trips_per_second": rate, "data_mb": data}), flush=True)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedbuff.learn.client import LocalSGD
@@ -69,6 +68,14 @@ def celeba() -> Task:
     return _images(np.random.default_rng(1).integers(16, 27, 2500).tolist(), 2)
 
 
+def large() -> Task:
+    """1,500 clients with ten vectors each, and a network of ten million weights: for memory, not for speed."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((15_000, 256), dtype=np.float32)
+    model = lambda: nn.Sequential(nn.Linear(256, 2900), nn.ReLU(), nn.Linear(2900, 3180), nn.ReLU(), nn.Linear(3180, 10))  # noqa: E731
+    return _task(model, x, rng.integers(0, 10, 15_000), [10] * 1500)
+
+
 def sent140() -> Task:
     """20,000 clients with one to five tweets of 25 words, most of them one or two."""
     rng = np.random.default_rng(0)
@@ -95,6 +102,5 @@ WORKLOADS = {
     "sent140": Workload("Sent140 LSTM", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
     "celeba": Workload("CelebA CNN, two local steps", celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
     "logistic": Workload("logistic regression", logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
+    "large": Workload("ten million weights", large, LocalSGD(lr=0.05, batch_size=32), 2000),
 }
-
-__all__ = ["WORKLOADS", "ConvNet", "TwoLayerLSTM", "Workload", "torch"]

@@ -1,0 +1,166 @@
+"""The benchmark: every way to train a workload in turn, several times over, each in a process of its own; medians.
+
+Machines are noisy, so what counts are ratios within one run.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedbuff.bench.engine import CASES, microseconds_per_trip
+from fedbuff.sim.memory import together_mb
+from fedbuff.sim.workers import cores
+from fedbuff.version import __version__
+
+SPEED = ("cifar", "sent140", "celeba", "logistic")
+GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
+
+
+def bench(
+    workloads: Sequence[str], repeats: int, share: float, workers: int, ray: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure everything; the result is what `--json` prints."""
+    result: dict[str, Any] = {"machine": machine(), "repeats": repeats, "workers": workers, "workloads": {}}
+    for name in (w for w in workloads if w in SPEED):
+        ways = ["loop", "central", "ours-1", f"ours-{workers}"] + (["ray-1", f"ray-{workers}"] if ray else [])
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in dict.fromkeys(ways)}
+        for repeat in range(repeats):  # alternating: what slows the machine down slows all of them
+            for way in found:
+                found[way].append(measure(name, way, share))
+                say(f"{name} {repeat + 1}/{repeats} {way}: {found[way][-1]['trips_per_second']:,.0f} trips/s")
+        result["workloads"][name] = summary(found, workers)
+    if "large" in workloads:
+        result["large"] = measure("large", f"ours-{workers}", share)
+        say(f"ten million weights: {result['large']['peak_mb']:,.0f} MB")
+    if "engine" in workloads:
+        result["engine"] = engine(repeats, say)
+    return result
+
+
+def measure(name: str, way: str, share: float) -> dict[str, float]:
+    """One measurement: trips per second, and the most memory that the process and its children took."""
+    command = [sys.executable, "-m", "fedbuff.bench.measure", name, way, str(share)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    peak = 0.0
+    while process.poll() is None:
+        peak = max(peak, together_mb(tree(process.pid)) or 0.0)
+        time.sleep(0.25)
+    out, err = process.communicate()
+    if process.returncode:
+        raise ValueError(f"measuring {name} {way} failed: {err.strip().splitlines()[-1] if err.strip() else 'no message'}")
+    return {**json.loads(out.splitlines()[-1]), "peak_mb": peak}
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that came of it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return [pid]
+    return [pid, *(grandchild for child in children for grandchild in tree(int(child)))]
+
+
+def summary(found: dict[str, list[dict[str, float]]], workers: int) -> dict[str, Any]:
+    """Medians, and ratios of what was measured in the same repeat."""
+    rate = {way: median(m["trips_per_second"] for m in ms) for way, ms in found.items()}
+
+    def ratio(a: str, b: str) -> float:
+        pairs = zip(found[a], found[b], strict=True)
+        return median(x["trips_per_second"] / y["trips_per_second"] for x, y in pairs)
+
+    ours, data = f"ours-{workers}", found["ours-1"][0]["data_mb"]
+    result: dict[str, Any] = {
+        "trips_per_second": rate,
+        "ours / loop": ratio(ours, "loop"),
+        "ours / central": ratio(ours, "central"),
+        "ours / one worker": ratio(ours, "ours-1"),
+        "data_mb": data,
+        "peak_mb_beyond_data": {way: max(m["peak_mb"] for m in ms) - data for way, ms in found.items()},
+        "all": {way: [m["trips_per_second"] for m in ms] for way, ms in found.items()},
+    }
+    if "ray-1" in found:
+        result["ray / here, one worker"] = ratio("ray-1", "ours-1")
+        result["ray, workers / one"] = ratio(f"ray-{workers}", "ray-1")
+    return result
+
+
+def engine(repeats: int, say: Callable[[str], None]) -> list[dict[str, float]]:
+    """The simulator's own cost per trip, at several concurrencies and numbers of clients."""
+    rows = [{"concurrency": m, "clients": n, "weights": d} for d in (610, 31_594) for m, n in CASES if d == 610 or m >= 1000]
+    found: list[list[float]] = [[] for _ in rows]
+    for _ in range(min(repeats, 3)):
+        for row, times in zip(rows, found, strict=True):
+            times.append(microseconds_per_trip(row["concurrency"], row["clients"], row["weights"], 20_000))
+    for row, times in zip(rows, found, strict=True):
+        say(f"engine at concurrency {row['concurrency']:,} of {row['clients']:,} clients: {median(times):.1f} µs per trip")
+    return [{**row, "microseconds_per_trip": median(times)} for row, times in zip(rows, found, strict=True)]
+
+
+def machine() -> dict[str, Any]:
+    """What was measured, and on what."""
+    import numpy as np
+    import torch
+
+    cpu = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu,
+        "cores": cores(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "memory_gb": round(memory, 1),
+        "system": platform.platform(),
+        "fedbuff": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    m, workers = result["machine"], result["workers"]
+    lines = [
+        f"{m['cpu']}, {m['cores']} cores, {m['instructions']}, torch {m['torch']}, {m['date']}; medians of {result['repeats']}"
+    ]
+    if result["workloads"]:
+        ways = list(next(iter(result["workloads"].values()))["trips_per_second"])
+        lines += ["", f"| trips per second | {' | '.join(ways)} | ours / loop | ours / central | MB beyond the data |"]
+        lines += ["|---|" + "---:|" * (len(ways) + 3)]
+    for name, found in result["workloads"].items():
+        rates = [f"{found['trips_per_second'][way]:,.0f}" for way in ways]
+        goals = GOALS[name]
+        ratios = [f"{found[f'ours / {way}']:.1f} (≥ {goal:g})" for way, goal in zip(("loop", "central"), goals, strict=True)]
+        lines += [f"| {name} | {' | '.join(rates + ratios)} | {found['peak_mb_beyond_data'][f'ours-{workers}']:,.0f} |"]
+        if "ray / here, one worker" in found:
+            one, more = found["ray / here, one worker"], found["ray, workers / one"]
+            lines += ["", f"{name} on Ray: one worker {one:.2f} × one here, {workers} workers {more:.2f} × one", ""]
+    if "large" in result:
+        beyond = result["large"]["peak_mb"] - result["large"]["data_mb"]
+        lines += [
+            "",
+            f"ten million weights: {beyond:,.0f} MB beyond the data, {result['large']['trips_per_second']:.1f} trips/s",
+        ]
+    if "engine" in result:
+        lines += ["", "| concurrency | clients | weights | engine, µs per trip |", "|---:|---:|---:|---:|"]
+        for row in result["engine"]:
+            cells = [f"{row[key]:,}" for key in ("concurrency", "clients", "weights")]
+            lines += [f"| {' | '.join(cells)} | {row['microseconds_per_trip']:.1f} |"]
+    return "\n".join(lines) + "\n"
+
+
+def file_name(result: dict[str, Any]) -> str:
+    """Where the result is kept: by date and machine."""
+    words = "".join(c if c.isalnum() else " " for c in result["machine"]["cpu"].lower()).split()
+    return "-".join([result["machine"]["date"], *words[:4], str(result["machine"]["cores"]), "cores.json"])
