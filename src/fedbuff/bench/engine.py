@@ -76,6 +76,7 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
         pool=pool,
         aggregation=Aggregation(w, momentum(1.0, 0.9)),
         by_examples=False,
+        mixing=False,
         task=NoTask(),  # type: ignore[arg-type]
         blocks=[("test", 0)],
         until=trips(10**12),
@@ -85,10 +86,8 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
     simulation.begin()
     simulation.collect(wait=True)
     for _ in range(concurrency // buffer_size):
-        simulation.look_ahead()
         simulation.take_step(plan.steps[0])
     began = time.perf_counter()
     for _ in range(count // buffer_size):
-        simulation.look_ahead()
         simulation.take_step(plan.steps[0])
     return (time.perf_counter() - began) / count * 1e6

@@ -6,21 +6,27 @@ sending to the pool, or until the first of them is needed. All of this follows v
 any pool, any number of workers, and after a resume.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
 from fedbuff.sim.plan import Plan, Step
 from fedbuff.sim.pool import Chunk, Pool
-from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED, Trips
+from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
-_SOON = 5  # server steps: a trip needed so soon is sent at once, so that it is trained in time
 _TRIPS = 64  # a chunk has at most so many trips
-_COST = 30_000_000  # and about so many examples × weights: a tenth of a second for a convolutional network
+_COST = 2_000_000  # and about so many examples × weights: some milliseconds
+_OVER = (
+    DROPPED,
+    FAILED,
+    CANCELLED,
+)  # no update will come, whatever else happens; one that is late may be in time if others fail
+_SOON = 20  # server steps: a trip needed so soon does not wait for a chunk to fill
 
 
 def horizon(in_flight: float, buffer_size: int, update_bytes: int) -> tuple[int, bool]:
@@ -40,11 +46,12 @@ class Ahead:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._weights = plan, pool, mixing, weights
         self._waiting: dict[int, int] = {}  # trips of known versions that no server step within sight uses: trip -> version
-        self._open: dict[int, int] = {}  # trips to be trained next: trip -> version
+        self._open: list[int] = []  # trips for the next chunk
         self._cost = 0
+        self._soon: list[int] = []  # trips for a chunk of those that are needed soon
         self._chunks: dict[int, Chunk] = {}  # sent to the pool, by key
-        self._chunk_of: dict[int, int] = {}  # trip -> key, while it is there
-        self._row_of: dict[int, int] = {}  # trained trips -> row
+        # where each trip is, by number: row + 1 once it is trained, −key while it is in a chunk, 0 before and after
+        self._place = array("q")
         self._holds: Counter[int] = Counter()  # why a version is kept
         self._seen, self._passed = 0, 0  # ends of trips that were looked at, and that the run has passed
         self._next_key = 0
@@ -55,7 +62,7 @@ class Ahead:
         """A version exists: its trips are those from `first` up to `last`, and `ended` trips have ended before it."""
         self._pool.keep(version, weights)
         self.hold(version)
-        self._consider(version, first, last)
+        self.consider(version, first, last)
         if version:
             self.release(version - 1)
         if self._waiting:
@@ -64,80 +71,88 @@ class Ahead:
                     self.release(self._waiting.pop(trip))
         self._passed = ended
 
-    def hold(self, version: int) -> None:
-        self._holds[version] += 1
+    def hold(self, version: int, times: int = 1) -> None:
+        self._holds[version] += times
 
-    def release(self, version: int) -> None:
-        self._holds[version] -= 1
+    def release(self, version: int, times: int = 1) -> None:
+        self._holds[version] -= times
         if not self._holds[version]:
             del self._holds[version]
             self._pool.drop(version)
 
-    def _consider(self, version: int, first: int, last: int) -> None:
+    def consider(self, version: int, first: int, last: int) -> None:
         """Open the trips that a server step within sight uses, of this version and of those waiting."""
-        trips, sight, soonest = self._plan.trips, version + self.steps, version + _SOON + 1
+        trips = self._plan.trips
+        outcome, needed, sight = trips.outcome, trips.server_step, version + self.steps
+        self._place.extend([0] * (last - len(self._place)))
+        held = 0
         for trip in range(first, last):
-            if trips.outcome[trip] == USED and (needed := trips.server_step[trip]) <= sight:
-                soonest = min(soonest, needed)
-                self._holds[version] += 1
+            if outcome[trip] == USED and needed[trip] <= sight:
                 self._open_up(trip, version)
-            elif not over(trips, trip):
-                self._holds[version] += 1
+            elif outcome[trip] in _OVER:
+                continue
+            else:
                 self._waiting[trip] = version
+            held += 1
+        if held:
+            self.hold(version, held)
         if self._waiting:
-            self._look(sight)
-        if len(self._open) >= _TRIPS or self._cost >= _COST or soonest <= version + _SOON:
+            self._look(version, sight)
+        if len(self._open) + len(self._soon) >= _TRIPS or self._cost >= _COST:
             self._flush()
 
-    def _look(self, sight: int) -> None:
+    def _look(self, version: int, sight: int) -> None:
         """See what became of the trips waiting."""
-        trips, order = self._plan.trips, self._plan.trips.order
-        for step in reversed(self._plan.steps):
-            if step.version <= sight:
-                break
-        else:
+        trips = self._plan.trips
+        step = next((s for s in reversed(self._plan.steps) if s.version <= sight), None)
+        if step is None:
             return
-        for trip in order[self._seen : step.ended]:
-            version = self._waiting.get(trip)
-            if version is None:
+        for trip in trips.order[self._seen : step.ended]:
+            if trip not in self._waiting:
                 continue
             if trips.outcome[trip] == USED:
                 del self._waiting[trip]
                 self._open_up(trip, version)
-            elif over(trips, trip):
-                del self._waiting[trip]
-                self.release(version)
+            elif trips.outcome[trip] in _OVER:
+                self.release(self._waiting.pop(trip))
         self._seen = step.ended
 
     def _open_up(self, trip: int, version: int) -> None:
-        self._open[trip] = version
-        self._cost += self._plan.trips.examples[trip] * self._weights
+        trips = self._plan.trips
+        (self._soon if trips.server_step[trip] <= version + _SOON else self._open).append(trip)
+        self._cost += trips.examples[trip] * self._weights
 
     # ── chunks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _flush(self) -> None:
-        """Send what is open to the pool."""
+        """Send to the pool what is open; what is needed soon goes along if chunks are worth it without waiting for more."""
+        table = self._plan.trips
+        if self._cost >= _COST or len(self._soon) >= _TRIPS:
+            self._open = sorted(self._open + self._soon)
+            self._soon.clear()
         part: list[int] = []
         cost = 0
         for trip in self._open:
             part.append(trip)
-            cost += self._plan.trips.examples[trip] * self._weights
-            if len(part) == _TRIPS or cost >= _COST:
+            cost += table.examples[trip] * self._weights
+            if len(part) == _TRIPS or cost >= 5 * _COST:
                 self._send(part)
                 part, cost = [], 0
         if part:
             self._send(part)
         self._open.clear()
-        self._cost = 0
+        self._cost = sum(table.examples[trip] for trip in self._soon) * self._weights
 
     def _send(self, trips: list[int]) -> None:
-        table, take = self._plan.trips, self._pool.updates.take
-        chunk = Chunk(trips, [table.client[t] for t in trips], [table.start_version[t] for t in trips], [take() for _ in trips])
+        table, place = self._plan.trips, self._place
+        client, version, needed = table.client, table.start_version, table.server_step
+        rows = self._pool.updates.take(len(trips))
+        chunk = Chunk(trips, [client[t] for t in trips], [version[t] for t in trips], rows)
         key = self.key()
         self._chunks[key] = chunk
         for trip in trips:
-            self._chunk_of[trip] = key
-        self._pool.submit(key, chunk, min([table.server_step[t] for t in trips]))
+            place[trip] = -key
+        self._pool.submit(key, chunk, min([needed[t] for t in trips]))
 
     def key(self) -> int:
         self._next_key += 1
@@ -145,95 +160,110 @@ class Ahead:
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, step: Step) -> None:
-        """Have everything under way that a server step needs."""
-        if any(trip in self._open for trip in step.trips):
-            self._flush()
-
-    def update(self, trip: int) -> Vector:
-        """The update of a trip; waits for it if need be. It is there until `used`."""
-        row = self._row_of.get(trip)
-        if row is None:
-            self._finish(self._chunk_of[trip])
-            row = self._row_of[trip]
-        return self._pool.updates.matrix[row]  # type: ignore[no-any-return]
+    def rows(self, step: Step) -> list[int]:
+        """Where the updates are that a server step needs; waits for them if need be. They are there until `used`."""
+        place = self._place
+        places = [place[trip] for trip in step.trips]
+        if min(places) > 0:
+            return [p - 1 for p in places]
+        if 0 in places:
+            missing = {trip for trip, p in zip(step.trips, places, strict=True) if not p}
+            if not missing.isdisjoint(self._soon):
+                trips, self._soon = self._soon, []
+                self._send(trips)
+            if not missing.isdisjoint(self._open):
+                self._flush()
+        for trip in step.trips:
+            if place[trip] < 0:
+                self._finish(-place[trip])
+        return [place[trip] - 1 for trip in step.trips]
 
     def _finish(self, key: int) -> None:
         self._pool.result(key)
-        chunk = self._chunks.pop(key)
-        for trip, version, row in zip(chunk.trips, chunk.versions, chunk.rows, strict=True):
-            del self._chunk_of[trip]
-            self._row_of[trip] = row
-            if not self._mixing:
-                self.release(version)
+        chunk, place = self._chunks.pop(key), self._place
+        for trip, row in zip(chunk.trips, chunk.rows, strict=True):
+            place[trip] = row + 1
+        if not self._mixing:
+            for version, times in Counter(chunk.versions).items():
+                self.release(version, times)
 
-    def used(self, trips: Iterable[int]) -> None:
+    def used(self, step: Step, rows: list[int]) -> None:
         """A server step has used these updates."""
-        for trip in trips:
-            self._pool.updates.give(self._row_of.pop(trip))
+        place = self._place
+        for trip in step.trips:
+            place[trip] = 0
             if self._mixing:
                 self.release(self._plan.trips.start_version[trip])
+        self._pool.updates.give(rows)
 
-    def start(self, trip: int) -> Vector | None:
-        """The weights that a trip started from, if `mixing` needs them."""
-        return self._pool.weights(self._plan.trips.start_version[trip]) if self._mixing else None
+    def start(self, trip: int) -> Vector:
+        """The weights that a trip started from, which `mixing` needs."""
+        return self._pool.weights(self._plan.trips.start_version[trip])
+
+    @property
+    def updates(self) -> NDArray[np.floating]:
+        """All updates, by row."""
+        return self._pool.updates.matrix
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def trained(self) -> list[int]:
+        """Trips whose updates are there."""
+        found: list[int] = np.flatnonzero(np.array(self._place) > 0).tolist()
+        return found
 
     def forget(self, version: int, first: int, ended: int) -> None:
         """The plan has changed since `version`, when `ended` trips had ended: what it said of trips from `first` on is void."""
         for key in list(self._chunks):
             self._finish(key)
-        for trip in [t for t in self._row_of if t >= first]:
-            self._pool.updates.give(self._row_of.pop(trip))
+        for trip in [t for t in self.trained() if t >= first]:
+            self._pool.updates.give([self._place[trip] - 1])
             if self._mixing:
                 self.release(version)
-        for trips in (self._open, self._waiting):
-            for trip in [t for t in trips if t >= first]:
-                del trips[trip]
-                self.release(version)
-        for trip, start in self._open.items():  # they may be used at another step, or not at all
-            self._waiting[trip] = start
+        del self._place[first:]
+        start = self._plan.trips.start_version
+        for trip in self._open + self._soon:  # they may be used at another step, or not at all
+            self._waiting[trip] = start[trip]
+        for trip in [t for t in self._waiting if t >= first]:
+            del self._waiting[trip]
+            self.release(version)
         self._open.clear()
+        self._soon.clear()
         self._cost, self._seen = 0, ended
-
-    def consider_again(self, version: int, first: int, last: int) -> None:
-        self._consider(version, first, last)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         for key in [key for key in self._chunks if self._pool.finished(key)]:
             self._finish(key)
-        rows = list(self._row_of.values())
-        arrays = {"updates": self._pool.updates.matrix[rows] if rows else np.empty((0, 0), np.float32)}
+        trained = self.trained()
+        arrays = {"updates": self.updates[[self._place[trip] - 1 for trip in trained]]}
         arrays |= {f"version.{version}": self._pool.weights(version) for version in self._holds}
         return arrays, {
-            "trained": list(self._row_of),
+            "trained": trained,
             "chunks": [list(chunk.trips) for chunk in self._chunks.values()],
-            "open": list(self._open),
+            "open": self._open,
+            "soon": self._soon,
             "waiting": list(self._waiting),
             "seen": [self._seen, self._passed],
+            "known": len(self._place),
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any], newest: int) -> None:
         for name, weights in arrays.items():
             if name.startswith("version."):
                 self._pool.keep(int(name.removeprefix("version.")), weights)
-        start = self._plan.trips.start_version
+        start, examples = self._plan.trips.start_version, self._plan.trips.examples
+        self._place.extend([0] * facts["known"])
         self.hold(newest)
         self._seen, self._passed = facts["seen"]
-        for trip in facts["waiting"]:
-            self._waiting[trip] = start[trip]
-        for trip in facts["open"]:
-            self._open_up(trip, start[trip])
+        self._waiting = {trip: start[trip] for trip in facts["waiting"]}
+        self._open, self._soon = list(facts["open"]), list(facts["soon"])
+        self._cost = sum(examples[trip] for trip in self._open + self._soon) * self._weights
         for trips in facts["chunks"]:
             self._send(trips)
-        for trip, update in zip(facts["trained"], arrays["updates"], strict=True):
-            row = self._row_of[trip] = self._pool.updates.take()
-            self._pool.updates.matrix[row] = update
-        held = [*facts["waiting"], *facts["open"], *self._chunk_of, *(facts["trained"] if self._mixing else ())]
-        self._holds.update(start[trip] for trip in held)
-
-
-def over(trips: Trips, trip: int) -> bool:
-    """Whether a trip has ended without an update, whatever else happens; one that is late may be in time if others fail."""
-    return trips.outcome[trip] in (DROPPED, FAILED, CANCELLED)
+        for trip, row, update in zip(
+            facts["trained"], self._pool.updates.take(len(facts["trained"])), arrays["updates"], strict=True
+        ):
+            self._place[trip] = row + 1
+            self.updates[row] = update
+        held = [*self._waiting, *self._open, *self._soon, *(trip for trips in facts["chunks"] for trip in trips)]
+        self._holds.update(start[trip] for trip in [*held, *(facts["trained"] if self._mixing else ())])

@@ -70,12 +70,13 @@ class SharedVersions:
         self.row_of: dict[int, int] = {}
 
     def keep(self, version: int, weights: Vector) -> None:
-        row = self.row_of[version] = self.rows.take()
+        (row,) = self.rows.take(1)
+        self.row_of[version] = row
         self.rows.matrix[row] = weights
-        self.rows.rest(row)
+        self.rows.rest([row])
 
     def drop(self, version: int) -> None:
-        self.rows.give(self.row_of.pop(version))
+        self.rows.give([self.row_of.pop(version)])
 
     def __getitem__(self, version: int) -> Vector:
         view: Vector = self.rows.matrix[self.row_of[version]]
@@ -90,6 +91,5 @@ def do(work: Work, trainer: "Trainer", versions: Any, updates: Rows) -> Any:
     starts = {version: versions[version] for version in dict.fromkeys(work.versions)}
     trained = trainer.train(work.trips, work.clients, [starts[version] for version in work.versions])
     updates.matrix[np.asarray(work.rows)] = trained
-    for row in work.rows:
-        updates.rest(row)
+    updates.rest(list(work.rows))
     return None

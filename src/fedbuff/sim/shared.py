@@ -33,15 +33,20 @@ class Rows:
         self.matrix = whole[:, :columns]
         self._free = list(range(rows - 1, -1, -1))
 
-    def take(self) -> int:
-        """A free row, the one used last if possible."""
-        return self._free.pop()
+    def take(self, count: int) -> list[int]:
+        """Free rows, those that were used last if possible."""
+        if count > len(self._free):
+            raise MemoryError(f"no room for {count} vectors: {len(self._free)} of {len(self.matrix)} rows are free")
+        taken = self._free[-1 : -count - 1 : -1]
+        del self._free[len(self._free) - count :]
+        return taken
 
-    def give(self, row: int) -> None:
-        self._free.append(row)
-        self.rest(row)
+    def give(self, rows: list[int]) -> None:
+        self._free += rows
+        self.rest(rows)
 
-    def rest(self, row: int) -> None:
-        """Nobody here looks at `row` for a while: if it lies on disk, it need not stay in this process's memory."""
+    def rest(self, rows: list[int]) -> None:
+        """Nobody here looks at `rows` for a while: if they lie on disk, they need not stay in this process's memory."""
         if self.on_disk:
-            self._map.madvise(mmap.MADV_DONTNEED, row * self._stride, self._stride)
+            for row in rows:
+                self._map.madvise(mmap.MADV_DONTNEED, row * self._stride, self._stride)

@@ -40,6 +40,7 @@ from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
+_SHORT = 4096  # weights: up to here the updates of a buffer are added in one go
 _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
 
 
@@ -172,6 +173,7 @@ def simulate(
             pool=pool,
             aggregation=Aggregation(weights, server.optimizer, server.mixing),
             by_examples=server.weight_by == "examples",
+            mixing=server.mixing,
             task=task,
             blocks=blocks(task),
             until=until,
@@ -235,13 +237,15 @@ class Simulation:
         pool: Pool,
         aggregation: Aggregation,
         by_examples: bool,
+        mixing: bool,
         task: Task,
         blocks: list[tuple[str, int]],
         until: Until,
         target: float | None,
         evaluate_every: int,
     ) -> None:
-        self.plan, self.ahead, self.pool, self.aggregation, self.by_examples = plan, ahead, pool, aggregation, by_examples
+        self.plan, self.ahead, self.pool, self.aggregation = plan, ahead, pool, aggregation
+        self.by_examples, self.mixing = by_examples, mixing
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
         self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
         self.metrics: list[dict[str, Any]] = []
@@ -269,8 +273,8 @@ class Simulation:
         if folder:
             folder.rewrite_metrics(self.metrics)
         written, due, look = len(self.metrics), time.monotonic() + checkpoint_every, 0.0
+        self.look_ahead()
         while self.stopped is None:
-            self.look_ahead()
             if not self.plan.steps:
                 self.end()
                 break
@@ -325,14 +329,13 @@ class Simulation:
 
     def take_step(self, step: Step) -> None:
         """Algorithm 1's server step, with the updates that the plan has put into its buffer."""
-        self.ahead.prepare(step)
-        examples, add, update = self.plan.trips.examples, self.aggregation.add, self.ahead.update
-        for trip, weight in zip(step.trips, step.weights, strict=True):
-            if add(update(trip), weight, examples[trip] if self.by_examples else 1, self.ahead.start(trip)):
-                self.refuse(step, trip)
-                return
+        rows = self.ahead.rows(step)
+        refused = self.fill_buffer(step, rows)
+        if refused:
+            self.refuse(refused)
+            return
         w = self.aggregation.step(max(step.staleness))
-        self.ahead.used(step.trips)
+        self.ahead.used(step, rows)
         self.plan.steps.popleft()
         self.at = step
         self.staleness_sum += sum(step.staleness)
@@ -348,14 +351,25 @@ class Simulation:
         if diverged and self.stopped is None:
             self.stop(step, _DIVERGED)
 
+    def fill_buffer(self, step: Step, rows: list[int]) -> set[int]:
+        """Add the updates in the order of their arrival; the trips whose updates the server refuses, if any."""
+        table, updates, mixing = self.plan.trips.examples, self.ahead.updates, self.mixing
+        examples = [table[trip] for trip in step.trips] if self.by_examples else [1] * len(rows)
+        if updates.shape[1] <= _SHORT and not mixing and self.aggregation.add_all(updates[rows], step.weights, examples):
+            return set()
+        for trip, row, weight, n in zip(step.trips, rows, step.weights, examples, strict=True):
+            start = self.ahead.start(trip) if mixing else None
+            if self.aggregation.add(updates[row], weight, n, start):
+                return {trip} | {t for t, r in zip(step.trips, rows, strict=True) if not finite(updates[r])}
+        return set()
+
     def first_after(self, version: int) -> int:
         """The first trip that did not start on `version` or before."""
         steps = self.plan.steps
         return steps[0].first if steps else self.plan.schedule.started
 
-    def refuse(self, step: Step, trip: int) -> None:
-        """The server refuses an update that is not finite: the plan goes another way from the step before on."""
-        bad = {t for t in step.trips if not finite(self.ahead.update(t))} | {trip}
+    def refuse(self, bad: set[int]) -> None:
+        """The server refuses updates that are not finite: the plan goes another way from the step before on."""
         self.aggregation.clear()
         snapshot, failed = self.snapshots[0], self.plan.failed | bad
         self.ahead.forget(self.at.version, self.at.first, self.at.ended)
@@ -368,7 +382,7 @@ class Simulation:
             self.plan.advance()
         self.plan.steps.clear()
         self.look_ahead()
-        self.ahead.consider_again(self.at.version, self.at.first, self.first_after(self.at.version))
+        self.ahead.consider(self.at.version, self.at.first, self.first_after(self.at.version))
 
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
