@@ -54,6 +54,12 @@ class Task:
     def splits(self) -> Mapping[str, Examples]:
         return self.evaluate if isinstance(self.evaluate, Mapping) else {"test": self.evaluate}
 
+    def sizes(self) -> list[int] | None:
+        """How many examples each client holds, if the task has them all at hand."""
+        if not isinstance(self.clients, list | tuple) or hasattr(self.clients, "examples"):
+            return None
+        return [len(y) for _, y in self.clients]
+
     def examples(self, client: int) -> int:
         """How many examples a client holds."""
         count = getattr(self.clients, "examples", None)

@@ -1,11 +1,13 @@
 """The virtual clock: when each trip ends, and how.
 
-A heap of (time, trip, ending). Ties end in the order the trips started, wake-ups come after them, so that a run is
-repeatable. What a trip's end *means* is the server's business.
+The ends to come, (time, trip, ending), lie in buckets of time, and only the bucket at hand is sorted: a heap of all of them
+would be slower the more trips are in flight. Ties end in the order the trips started, wake-ups come after them, so that a
+run is repeatable. What a trip's end *means* is the server's business.
 """
 
 import heapq
 import math
+from bisect import insort
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedbuff.sim.timing import Sizes, factor, mean_duration, some_factors
 
 ARRIVES, DROPS, TIMES_OUT, WAKES = range(4)
 _PATIENCE = 100_000  # wake-ups in a row with no trip under way
+End = tuple[float, int, int]
 _NEVER = 1 << 62  # sorts a wake-up behind the trips that end at the same time
 
 
@@ -47,7 +50,12 @@ class Clock:
         self._fates, self._moments = Stream(seed, "dropout"), Stream(seed, "dropout moment")
         self._dropout, self._timeout, self._availability = dropout, timeout, availability
         self._scaled = hasattr(timing, "factor")
-        self._ends: list[tuple[float, int, int]] = []
+        self._buckets: dict[int, list[End]] = {}
+        self._numbers: list[int] = []  # of the buckets, a heap
+        mean = float(np.mean(timing(generator(seed, "buckets"), 256)))
+        self._per_time = 256 / mean if 0 < mean < math.inf else 1.0  # buckets
+        self._ends: list[End] = []  # the bucket at hand, and what came before it since; sorted
+        self._position, self._number = 0, -1  # the first end in there that is still to come; the bucket's number
         self._cancelled: set[int] = set()
         self._idle = 0
 
@@ -66,8 +74,18 @@ class Clock:
                 duration, ending = left, DROPS
         if self._timeout is not None and duration > self._timeout:
             duration, ending = self._timeout, TIMES_OUT
-        heapq.heappush(self._ends, (self.now + duration, trip, ending))
+        self._put((self.now + duration, trip, ending))
         self._idle = 0
+
+    def _put(self, end: End) -> None:
+        number = int(end[0] * self._per_time)
+        if number <= self._number:
+            insort(self._ends, end, lo=self._position)
+        elif number in self._buckets:
+            self._buckets[number].append(end)
+        else:
+            self._buckets[number] = [end]
+            heapq.heappush(self._numbers, number)
 
     def mean_duration(self, clients: int) -> float:
         """How long a trip by a random client is under way, on average, drop-outs, time-outs and closing windows included."""
@@ -83,18 +101,19 @@ class Clock:
         return float(np.minimum(durations, math.inf if self._timeout is None else self._timeout).mean())
 
     def wake(self, at: float) -> None:
-        heapq.heappush(self._ends, (at, _NEVER, WAKES))
+        self._put((at, _NEVER, WAKES))
 
     def cancel(self, trip: int) -> None:
         self._cancelled.add(trip)
 
-    def next(self) -> tuple[float, int, int]:
+    def next(self) -> End:
         """Move on to the next end of a trip, or wake-up: (time, trip, ending)."""
-        if self._cancelled or not self._ends:
+        if self._cancelled or self._position == len(self._ends):
             self.upcoming()
-        end = heapq.heappop(self._ends)
+        end = self._ends[self._position]
+        self._position += 1
         self.now = end[0]
-        if end[2] == WAKES and not self._ends:
+        if end[2] == WAKES and not self._numbers and self._position == len(self._ends):
             self._idle += 1
             if self._idle > _PATIENCE:
                 raise ValueError(
@@ -104,18 +123,27 @@ class Clock:
 
     def upcoming(self) -> float:
         """The time that `next` would move to."""
-        ends, cancelled = self._ends, self._cancelled
-        while cancelled and ends and ends[0][1] in cancelled:
-            cancelled.remove(heapq.heappop(ends)[1])
-        if not ends:
-            raise ValueError(
-                f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more"
-            )
-        return ends[0][0]
+        cancelled = self._cancelled
+        while True:
+            if self._position == len(self._ends):
+                if not self._numbers:
+                    raise ValueError(
+                        f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more"
+                    )
+                self._number = heapq.heappop(self._numbers)
+                self._ends, self._position = sorted(self._buckets.pop(self._number)), 0
+            end = self._ends[self._position]
+            if end[1] not in cancelled:
+                return end[0]
+            cancelled.remove(end[1])
+            self._position += 1
 
     def state(self) -> dict[str, Any]:
-        return {"now": self.now, "ends": list(self._ends), "cancelled": sorted(self._cancelled)}
+        ends = [*self._ends[self._position :], *(end for bucket in self._buckets.values() for end in bucket)]
+        return {"now": self.now, "ends": ends, "cancelled": sorted(self._cancelled)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.now, self._cancelled = state["now"], set(state["cancelled"])
-        self._ends = [(time, trip, ending) for time, trip, ending in state["ends"]]
+        self._buckets, self._numbers, self._ends, self._position, self._number = {}, [], [], 0, -1
+        for time, trip, ending in state["ends"]:
+            self._put((time, trip, ending))

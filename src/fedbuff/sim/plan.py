@@ -60,8 +60,9 @@ class Plan:
         self.trips = Trips()
         self.steps: deque[Step] = deque()
         self.failed: set[int] = set()
-        self._sizes, self._weigh = sizes, weigh
+        self._sizes, self._examples, self._weigh = sizes, sizes.listed, weigh
         self._limit = math.inf if max_staleness is None else max_staleness
+        self._weights: dict[int, float] = {}  # s(τ), as far as it was asked
         self._buffer: list[int] = []
         self._staleness: list[int] = []
         self._ended_at_step = 0
@@ -108,7 +109,8 @@ class Plan:
 
     def _step(self, now: float) -> None:
         schedule, trips = self.schedule, self.trips
-        weights = [self._weight(staleness) for staleness in self._staleness]
+        known = self._weights
+        weights = [known[staleness] if staleness in known else self._weight(staleness) for staleness in self._staleness]
         before = schedule.version
         for gone, _ in schedule.step():
             self.clock.cancel(gone)
@@ -127,15 +129,16 @@ class Plan:
         weight = float(self._weigh(staleness))
         if not 0.0 <= weight < math.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+        self._weights[staleness] = weight
         return weight
 
     def _start(self, started: list[int]) -> None:
-        clock, trips, in_flight, sizes = self.clock, self.trips, self.schedule.in_flight, self._sizes
+        clock, schedule = self.clock, self.schedule
         for trip in started:
-            client, version = in_flight[trip]
+            client, version = schedule.in_flight[trip]
             clock.start(trip, client)
-            trips.started(client, sizes(client), clock.now, version)
-        at = self.schedule.wake()
+            self.trips.started(client, self._examples[client] if self._examples else self._sizes(client), clock.now, version)
+        at = schedule.wake()
         if at is not None:
             clock.wake(at)
 

@@ -128,7 +128,7 @@ def simulate(
             weigh=server.weigh,
             max_staleness=server.max_staleness,
             clients=n,
-            sizes=Sizes(task.examples),
+            sizes=Sizes(task.sizes() or task.examples),
             timing=timing,
             seed=seed,
             dropout=dropout,

@@ -218,6 +218,7 @@ class Sizes:
 
     def __init__(self, examples: Any = None) -> None:
         self._examples = examples
+        self.listed: list[int] | None = None if examples is None or callable(examples) else [int(n) for n in examples]
 
     def __call__(self, client: int) -> int:
         if self._examples is None:
