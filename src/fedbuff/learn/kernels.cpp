@@ -794,7 +794,25 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
 // One layer in one direction. Everything lies [row][time][…], so that the rows of a client are one matrix for the
 // gradients of weights, which are left to a matrix library; here is what has to go step by step. 4 · hidden: a multiple of 8.
 
-ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + exponential(-x)); }
+ALWAYS v8 bounded_exponential(v8 x) {  // e^x between e^−87 and e^88, and NaN
+  const v8 low = all(-87.0f), high = all(88.0f), magic = all(12582912.0f);
+  x = low > x ? low : x;
+  x = high < x ? high : x;
+  const v8 shifted = x * 1.44269504f + magic;
+  const v8 n = shifted - magic;
+  v8 r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  v8 p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return p * (v8)(((m8)shifted << 23) + 0x3f800000);  // a product, for NaN to stay
+}
+
+ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + bounded_exponential(-x)); }
 
 ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x + 1) would lose digits
   const v8 z = x * x;
@@ -804,7 +822,7 @@ ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x 
   p = p * z + 1.33314422036e-1f;
   p = p * z + -3.33332819422e-1f;
   const v8 small = p * z * x + x;
-  const v8 large = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+  const v8 large = 1.0f - 2.0f / (bounded_exponential(x + x) + 1.0f);
   return z < 0.390625f ? small : large;
 }
 
