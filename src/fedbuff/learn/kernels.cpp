@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 using i64 = std::int64_t;
@@ -844,6 +846,13 @@ ALWAYS void store_some(float* p, v8 v, i64 n) {
   copy_some(p, values, n);
 }
 
+// f(k, how many) for k = 0, 8, …; how many is a constant but for the rest, so that no branch is left in the loop
+template <class F> ALWAYS void eight_by_eight(i64 size, F f) {
+  i64 k = 0;
+  for (; k + 8 <= size; k += 8) f(k, std::integral_constant<i64, 8>{});
+  if (k < size) f(k, size - k);
+}
+
 // blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
 template <class F> static void pack(std::vector<float>& packed, i64 k, i64 columns, F weight) {
   packed.assign(k * filled(columns), 0.0f);
@@ -878,6 +887,7 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
     from.resize(rows);
     for (i64 step = 0; step < time; step++) {
       const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      const i64 ahead = step + 1 == time ? 0 : backwards ? -1 : 1;
       float* z = gates + (first * time + t) * four;
       for (i64 r = 0; r < rows; r++) {
         float* to = before + ((first + r) * time + t) * hidden;
@@ -890,21 +900,22 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
         float* zr = z + r * time * four;
         float* hr = h + (first + r) * h_row + t * h_time;
         const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
-        for (i64 k = 0; k < hidden; k += 8) {
-          const i64 n = hidden - k;
-          v8 part[4];
-          UNROLL for (int q = 0; q < 4; q++) {
-            part[q] = load_some(zr + q * hidden + k, n);
-            if (bg) part[q] += load_some(bg + q * hidden + k, n);
-          }
-          const v8 i = sigmoid(part[0]), f = sigmoid(part[1]), u = hyperbolic(part[2]), o = sigmoid(part[3]);
-          v8 state = i * u;
-          if (step) state += f * load_some(c + at_previous + k, n);
+        for (i64 q = 0; q < 4; q++)  // gate by gate, so that many short chains of operations are under way at once
+          eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
+            v8 part = load_some(zr + q * hidden + k, n);
+            if (bg) part += load_some(bg + q * hidden + k, n);
+            store_some(zr + q * hidden + k, q == 2 ? hyperbolic(part) : sigmoid(part), n);
+          });
+        eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
+          v8 state = load_some(zr + k, n) * load_some(zr + 2 * hidden + k, n);
+          if (step) state += load_some(zr + hidden + k, n) * load_some(c + at_previous + k, n);
           const v8 squashed = hyperbolic(state);
-          store_some(zr + k, i, n), store_some(zr + hidden + k, f, n);
-          store_some(zr + 2 * hidden + k, u, n), store_some(zr + 3 * hidden + k, o, n);
-          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(hr + k, o * squashed, n);
-        }
+          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n);
+          store_some(hr + k, load_some(zr + 3 * hidden + k, n) * squashed, n);
+          // rows lie far apart: no hardware guesses that the next time step is wanted next
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(zr + ahead * four + q * hidden + k);
+          __builtin_prefetch(c + at + ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
+        });
       }
     }
     first = ends[g];
@@ -927,14 +938,14 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
     recurrent.assign(rows * wide, 0.0f);
     for (i64 step = time - 1; step >= 0; step--) {
       const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      const i64 ahead = step == 0 ? 0 : backwards ? 1 : -1;
       for (i64 r = 0; r < rows; r++) {
         const i64 row = first + r, at = (row * time + t) * hidden, at_previous = (row * time + previous) * hidden;
         const float* z = gates + (row * time + t) * four;
         const float* dhr = dh + row * dh_row + t * dh_time;
         float* d = dgates + (row * time + t) * four;
         from[r] = d;
-        for (i64 k = 0; k < hidden; k += 8) {
-          const i64 n = hidden - k;
+        eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
           const v8 i = load_some(z + k, n), f = load_some(z + hidden + k, n);
           const v8 u = load_some(z + 2 * hidden + k, n), o = load_some(z + 3 * hidden + k, n);
           const v8 squashed = load_some(tanh_c + at + k, n);
@@ -946,7 +957,10 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
           store_some(d + 2 * hidden + k, state * i * (1.0f - u * u), n);
           store_some(d + 3 * hidden + k, up * squashed * o * (1.0f - o), n);
           store_some(dc + row * hidden + k, state * f, n);
-        }
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(z + ahead * four + q * hidden + k);
+          __builtin_prefetch(c + at + 2 * ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(d + ahead * four + q * hidden + k, 1);
+        });
       }
       if (step) multiply_packed(from.data(), rows, four, packed.data(), nullptr, 0, recurrent.data(), wide, wide);
     }
