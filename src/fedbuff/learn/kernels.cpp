@@ -504,6 +504,8 @@ static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i
       const bool wide = columns - o >= 16;
       if (!wide && columns - o < 8) o = columns - 8;  // overlaps what is done, and finds the same
       float* at = to + i * columns + o;
+      // the matrix is cold: have the lines of the next tile but one ready to be written
+      for (i64 r = 12; r < 18; r++) __builtin_prefetch(at + r * columns, 1);
 #define OUTER(C)                                                                                \
   {                                                                                             \
     if (wide) outer_rows<C, 2>(pointers.data(), i, rows, b + o, b_stride, at, columns);         \
