@@ -16,6 +16,7 @@ import fedbuff as fb
 from fedbuff.learn.batched import batched, norms, trainer, try_bfloat16, why_not
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+from fedbuff.learn.twins import twin_of
 
 SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example
 SGD = fb.LocalSGD(lr=0.2, batch_size=4)
@@ -112,6 +113,30 @@ class Viewed(nn.Module):
         return self.end(x.view(len(x), -1))
 
 
+class Residual(nn.Module):
+    """The output of a convolution goes two ways, so its gradient is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 8, 3, padding=1), nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU())
+        self.end = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.end((self.norm(x) + x * 0.5).amax((2, 3)))
+
+
+class Unused(nn.Module):
+    """A layer that has weights and is never asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.end = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.end(x)
+
+
 class DropSequence(nn.Module):
     """Dropout of a whole sequence, which torch draws in the order of memory: time first."""
 
@@ -158,6 +183,13 @@ IMAGES, WORDS = clients_of((2, 6, 6)), clients_of((7,), words=20)
 MODELS = {
     "linear": (lambda: nn.Linear(4, 3), clients_of((4,))),
     "mlp with dropout": (lambda: fb.models.mlp((5, 6), dropout=0.3)(4, 3), clients_of((4,))),
+    "mlp": (lambda: fb.models.mlp((5, 17))(4, 3), clients_of((4,))),
+    "flattened, no bias": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9, bias=False), nn.ReLU(), nn.Linear(9, 3)),
+        clients_of((3, 4)),
+    ),
+    "residual": (Residual, IMAGES),
+    "unused": (Unused, clients_of((4,))),
     "linear over time": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3)), clients_of((3, 4))),
     "conv": (conv(2, 4, 3), IMAGES),
     "conv stride": (conv(2, 4, 3, stride=2, padding=1), IMAGES),
@@ -217,7 +249,7 @@ def test_layers(name, path):
     assert_equal(task_of(model, clients))
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp with dropout", "shared norm", "lstm of two layers", "free"])
+@pytest.mark.parametrize("name", ["linear", "mlp", "mlp with dropout", "shared norm", "lstm of two layers", "free"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -293,6 +325,44 @@ def test_a_label_for_every_time_step_and_labels_that_do_not_count():
     for _, y in clients:
         y[:, 3:] = np.where(np.arange(len(y))[:, None] % 2, -100, y[:, 3:])
     assert_equal(task_of(Tagger, clients))
+
+
+def test_labels_that_are_no_class(path):
+    """-100 does not count, as in torch; others are torch's error."""
+    clients = clients_of((4,))
+    clients[2][1][3:] = -100
+    assert_equal(task_of(lambda: nn.Linear(4, 3), clients))
+    clients[2][1][0] = 7
+    task = task_of(lambda: nn.Linear(4, 3), clients)
+    flat, weights = initial_weights(task, 0)
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        batched(task, SGD, 0, flat)([Job(0, 2, weights)])
+
+
+def test_a_client_without_examples_is_named(path):
+    class Lazy(list):
+        """Not checked when the task is made."""
+
+    clients = Lazy(clients_of((4,)))
+    task = task_of(lambda: nn.Linear(4, 3), clients)
+    flat, weights = initial_weights(task, 0)
+    clients[1] = clients[1][0][:0], clients[1][1][:0]
+    with pytest.raises(ValueError, match="client 1 has no examples"):
+        batched(task, SGD, 0, flat)([Job(0, 1, weights)])
+
+
+def test_clients_made_when_asked_for(path, small_task):
+    for task in (small_task, fb.tasks.synthetic(clients=9, features=5, classes=3, max_examples=12)):
+        assert_equal(task, replace(SGD, epochs=2))
+
+
+def test_layers_keep_their_own_weights():
+    """The copy of the model is taken apart while it is rebuilt, and Python gives freed addresses away again."""
+    task = task_of(lambda: nn.Sequential(*(nn.Linear(k, k + 1) for k in range(4, 24)), nn.Linear(24, 3)), clients_of((4,)))
+    flat, _ = initial_weights(task, 0)
+    for _ in range(30):
+        twin, _ = twin_of(flat, torch.device("cpu"))
+        assert [part.slots["weight"].shape[0] for part in twin] == [*range(5, 25), 3]
 
 
 def test_double_precision():

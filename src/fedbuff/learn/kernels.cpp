@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 using i64 = std::int64_t;
@@ -502,6 +504,8 @@ static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i
       const bool wide = columns - o >= 16;
       if (!wide && columns - o < 8) o = columns - 8;  // overlaps what is done, and finds the same
       float* at = to + i * columns + o;
+      // the matrix is cold: have the lines of the next tile but one ready to be written
+      for (i64 r = 12; r < 18; r++) __builtin_prefetch(at + r * columns, 1);
 #define OUTER(C)                                                                                \
   {                                                                                             \
     if (wide) outer_rows<C, 2>(pointers.data(), i, rows, b + o, b_stride, at, columns);         \
@@ -794,7 +798,25 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
 // One layer in one direction. Everything lies [row][time][…], so that the rows of a client are one matrix for the
 // gradients of weights, which are left to a matrix library; here is what has to go step by step. 4 · hidden: a multiple of 8.
 
-ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + exponential(-x)); }
+ALWAYS v8 bounded_exponential(v8 x) {  // e^x between e^−87 and e^88, and NaN
+  const v8 low = all(-87.0f), high = all(88.0f), magic = all(12582912.0f);
+  x = low > x ? low : x;
+  x = high < x ? high : x;
+  const v8 shifted = x * 1.44269504f + magic;
+  const v8 n = shifted - magic;
+  v8 r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  v8 p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return p * (v8)(((m8)shifted << 23) + 0x3f800000);  // a product, for NaN to stay
+}
+
+ALWAYS v8 sigmoid(v8 x) { return 1.0f / (1.0f + bounded_exponential(-x)); }
 
 ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x + 1) would lose digits
   const v8 z = x * x;
@@ -804,7 +826,7 @@ ALWAYS v8 hyperbolic(v8 x) {  // tanh: a polynomial near 0, where 1 − 2/(e^2x 
   p = p * z + 1.33314422036e-1f;
   p = p * z + -3.33332819422e-1f;
   const v8 small = p * z * x + x;
-  const v8 large = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+  const v8 large = 1.0f - 2.0f / (bounded_exponential(x + x) + 1.0f);
   return z < 0.390625f ? small : large;
 }
 
@@ -824,6 +846,13 @@ ALWAYS void store_some(float* p, v8 v, i64 n) {
   float values[8];
   store(values, v);
   copy_some(p, values, n);
+}
+
+// f(k, how many) for k = 0, 8, …; how many is a constant but for the rest, so that no branch is left in the loop
+template <class F> ALWAYS void eight_by_eight(i64 size, F f) {
+  i64 k = 0;
+  for (; k + 8 <= size; k += 8) f(k, std::integral_constant<i64, 8>{});
+  if (k < size) f(k, size - k);
 }
 
 // blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
@@ -860,6 +889,7 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
     from.resize(rows);
     for (i64 step = 0; step < time; step++) {
       const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      const i64 ahead = step + 1 == time ? 0 : backwards ? -1 : 1;
       float* z = gates + (first * time + t) * four;
       for (i64 r = 0; r < rows; r++) {
         float* to = before + ((first + r) * time + t) * hidden;
@@ -872,21 +902,22 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
         float* zr = z + r * time * four;
         float* hr = h + (first + r) * h_row + t * h_time;
         const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
-        for (i64 k = 0; k < hidden; k += 8) {
-          const i64 n = hidden - k;
-          v8 part[4];
-          UNROLL for (int q = 0; q < 4; q++) {
-            part[q] = load_some(zr + q * hidden + k, n);
-            if (bg) part[q] += load_some(bg + q * hidden + k, n);
-          }
-          const v8 i = sigmoid(part[0]), f = sigmoid(part[1]), u = hyperbolic(part[2]), o = sigmoid(part[3]);
-          v8 state = i * u;
-          if (step) state += f * load_some(c + at_previous + k, n);
+        for (i64 q = 0; q < 4; q++)  // gate by gate, so that many short chains of operations are under way at once
+          eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
+            v8 part = load_some(zr + q * hidden + k, n);
+            if (bg) part += load_some(bg + q * hidden + k, n);
+            store_some(zr + q * hidden + k, q == 2 ? hyperbolic(part) : sigmoid(part), n);
+          });
+        eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
+          v8 state = load_some(zr + k, n) * load_some(zr + 2 * hidden + k, n);
+          if (step) state += load_some(zr + hidden + k, n) * load_some(c + at_previous + k, n);
           const v8 squashed = hyperbolic(state);
-          store_some(zr + k, i, n), store_some(zr + hidden + k, f, n);
-          store_some(zr + 2 * hidden + k, u, n), store_some(zr + 3 * hidden + k, o, n);
-          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n), store_some(hr + k, o * squashed, n);
-        }
+          store_some(c + at + k, state, n), store_some(tanh_c + at + k, squashed, n);
+          store_some(hr + k, load_some(zr + 3 * hidden + k, n) * squashed, n);
+          // rows lie far apart: no hardware guesses that the next time step is wanted next
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(zr + ahead * four + q * hidden + k);
+          __builtin_prefetch(c + at + ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
+        });
       }
     }
     first = ends[g];
@@ -909,14 +940,14 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
     recurrent.assign(rows * wide, 0.0f);
     for (i64 step = time - 1; step >= 0; step--) {
       const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
+      const i64 ahead = step == 0 ? 0 : backwards ? 1 : -1;
       for (i64 r = 0; r < rows; r++) {
         const i64 row = first + r, at = (row * time + t) * hidden, at_previous = (row * time + previous) * hidden;
         const float* z = gates + (row * time + t) * four;
         const float* dhr = dh + row * dh_row + t * dh_time;
         float* d = dgates + (row * time + t) * four;
         from[r] = d;
-        for (i64 k = 0; k < hidden; k += 8) {
-          const i64 n = hidden - k;
+        eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
           const v8 i = load_some(z + k, n), f = load_some(z + hidden + k, n);
           const v8 u = load_some(z + 2 * hidden + k, n), o = load_some(z + 3 * hidden + k, n);
           const v8 squashed = load_some(tanh_c + at + k, n);
@@ -928,7 +959,10 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
           store_some(d + 2 * hidden + k, state * i * (1.0f - u * u), n);
           store_some(d + 3 * hidden + k, up * squashed * o * (1.0f - o), n);
           store_some(dc + row * hidden + k, state * f, n);
-        }
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(z + ahead * four + q * hidden + k);
+          __builtin_prefetch(c + at + 2 * ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
+          for (i64 q = 0; q < 4; q++) __builtin_prefetch(d + ahead * four + q * hidden + k, 1);
+        });
       }
       if (step) multiply_packed(from.data(), rows, four, packed.data(), nullptr, 0, recurrent.data(), wide, wide);
     }

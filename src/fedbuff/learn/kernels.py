@@ -113,7 +113,7 @@ def tune_allocator() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    _ = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that an older glibc takes
     mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 

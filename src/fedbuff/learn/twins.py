@@ -651,16 +651,6 @@ class RecurrentTwin(Twin):
     def why_not(layer: Any) -> str | None:
         return "has proj_size, which can't be batched" if layer.proj_size else None
 
-    def linear(self, x: Tensor, kind: str, suffix: str) -> Tensor:
-        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x,
-            self.current.anchor,
-            self.current.step,
-            self.slots[f"weight_{kind}{suffix}"],
-            self.slots.get(f"bias_{kind}{suffix}"),
-        )
-        return y
-
     def forward(self, x: Tensor, state: object = None) -> Any:
         if state is not None or not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError("a recurrent layer saw a starting state, packed sequences or an input without a batch dimension")
@@ -686,17 +676,20 @@ class RecurrentTwin(Twin):
 
         `time_first` is how the result should lie in memory; it may not.
         """
-        inputs = self.linear(x, "ih", suffix)
-        weight, bias = self.slots[f"weight_hh{suffix}"], self.slots.get(f"bias_hh{suffix}")
-        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(inputs) is not None:
-            h, c = _Lstm.apply(inputs, self.current.anchor, self.current.step, weight, bias, backwards, time_first)  # type: ignore[no-untyped-call]
+        step, anchor = self.current.step, self.current.anchor
+        from_input, weight = self.slots[f"weight_ih{suffix}"], self.slots[f"weight_hh{suffix}"]
+        biases = [self.slots[name] for name in (f"bias_ih{suffix}", f"bias_hh{suffix}") if name in self.slots]
+        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(x) is not None:
+            inputs = _Linear.apply(x, anchor, step, from_input, None)  # type: ignore[no-untyped-call]
+            h, c = _Lstm.apply(inputs, anchor, step, weight, biases, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
+        inputs = _Linear.apply(x, anchor, step, from_input, biases[0] if biases else None)  # type: ignore[no-untyped-call]
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
         times = range(x.shape[1])
-        tape = Tape(weight, bias)
+        tape = Tape(weight, biases[1:])
         for t in reversed(times) if backwards else times:
-            pushed = _Recurrent.apply(state[0], self.current.anchor, self.current.step, tape)  # type: ignore[no-untyped-call]
+            pushed = _Recurrent.apply(state[0], anchor, step, tape)  # type: ignore[no-untyped-call]
             state = self.cell(inputs[:, t], pushed, state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if backwards else outputs, 1), state
@@ -705,8 +698,8 @@ class RecurrentTwin(Twin):
 class Tape:
     """Inputs and output gradients of a layer that is used once for every time step, for one weight gradient at the end."""
 
-    def __init__(self, weight: Slot, bias: Slot | None) -> None:
-        self.weight, self.bias, self.steps = weight, bias, 0
+    def __init__(self, weight: Slot, biases: list[Slot]) -> None:
+        self.weight, self.biases, self.steps = weight, biases, 0
         self.seen: list[tuple[Tensor, Tensor]] = []
 
 
@@ -716,7 +709,7 @@ class _Recurrent(torch.autograd.Function):
         ctx.step, ctx.tape, ctx.first = step, tape, tape.steps == 0
         tape.steps += 1
         ctx.save_for_backward(h)
-        b = None if tape.bias is None else tape.bias.weights(step)
+        b = tape.biases[0].weights(step) if tape.biases else None
         return grouped_linear(h.contiguous(), step.times(step.groups, len(h)), tape.weight.weights(step), b)
 
     @staticmethod
@@ -728,45 +721,54 @@ class _Recurrent(torch.autograd.Function):
         if ctx.first:  # the first step is the last to come here
             dys, hs = (torch.stack(part, 1) for part in zip(*tape.seen, strict=True))
             tape.seen.clear()
-            recurrent_gradients(step, tape.weight, tape.bias, dys, hs, dys.sum(1))
+            recurrent_gradients(step, tape.weight, tape.biases, dys, hs)
             return None, None, None, None
         return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
 
 
-def recurrent_gradients(step: Step, weight: Slot, bias: Slot | None, dy: Tensor, h: Tensor, sums: Tensor) -> None:
-    """Gradients of W_hh and b_hh from those of its outputs and the states it saw, both [rows, time, …], and Σ dy over time."""
+def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor, h: Tensor) -> None:
+    """Gradients of W_hh and of biases from those of its outputs and the states it saw, both [rows, time, …]."""
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
         time = h.shape[1]
         grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
-    if bias is not None and bias.offset is not None:
-        row_sums(sums, clients, *bias.gradient(step))
+    sums = dy.sum(1)
+    for bias in biases:
+        if bias.offset is not None:
+            row_sums(sums, clients, *bias.gradient(step))
 
 
 class _Lstm(torch.autograd.Function):
-    """One layer in one direction, from x W_ihᵀ + b_ih [rows, time, 4 hidden] to all h and the last c."""
+    """One layer in one direction, from x W_ihᵀ [rows, time, 4 hidden] to all h and the last c."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, backwards: bool, time_first: bool
+        ctx: Any,
+        inputs: Tensor,
+        anchor: Tensor,
+        step: Step,
+        weight: Slot,
+        biases: list[Slot],
+        backwards: bool,
+        time_first: bool,
     ) -> Any:
         gates = inputs.contiguous()  # fresh from a linear layer, seen by nobody else: filled in place
-        w, b = weight.weights(step), None if bias is None else bias.weights(step)
-        h, before, c, tanh_c = lstm(needed(), gates, w, b, step.times(step.groups, len(gates)), backwards, time_first)
+        b = biases[0].weights(step) + biases[1].weights(step) if biases else None
+        groups = step.times(step.groups, len(gates))
+        h, before, c, tanh_c = lstm(needed(), gates, weight.weights(step), b, groups, backwards, time_first)
         ctx.save_for_backward(gates, before, c, tanh_c)
-        ctx.step, ctx.slots, ctx.backwards = step, (weight, bias), backwards
+        ctx.step, ctx.slots, ctx.backwards = step, (weight, biases), backwards
         return h, c[:, 0 if backwards else -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (gates, before, c, tanh_c), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        (gates, before, c, tanh_c), step, (weight, biases) = ctx.saved_tensors, ctx.step, ctx.slots
         groups = step.times(step.groups, len(gates))
         dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
         dc = grads[1].clone(memory_format=torch.contiguous_format)
         dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
-        sums = dgates.sum(1)
-        recurrent_gradients(step, weight, bias, dgates, before, sums)
-        return with_sums(dgates, sums), None, None, None, None, None, None
+        recurrent_gradients(step, weight, biases, dgates, before)
+        return dgates, None, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
