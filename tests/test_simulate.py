@@ -108,8 +108,12 @@ def test_every_trip_trains_from_the_version_it_started_on(small_task):
 def test_evaluations_come_as_often_as_asked(small_task):
     got = run(fb.Server(start=fb.refill(5), buffer_size=1), small_task, trips=60, evaluate_every=20)
     assert [m["trips"] for m in got.metrics] == [0, 20, 40, 60]
-    by_default = run(fb.Server(start=fb.refill(15), buffer_size=1), small_task, trips=60)
-    assert [m["trips"] for m in by_default.metrics] == [0, 15, 30, 45, 60]
+    often = run(fb.Server(start=fb.refill(15), buffer_size=1), small_task, trips=60, evaluate_share=1.0)
+    rows, mean = 30 * 50, np.mean([small_task.examples(c) for c in range(30)])
+    every = max(15, int(np.ceil(rows / (3 * mean + 10))))  # a trip passes its examples forwards, and twice backwards
+    assert [m["trips"] for m in often.metrics] == sorted({*range(0, 61, every), 60})
+    seldom = run(fb.Server(start=fb.refill(15), buffer_size=1), small_task, trips=60)
+    assert [m["trips"] for m in seldom.metrics] == [0, 60]
 
 
 def test_one_trip_at_a_time_is_sequential_sgd():

@@ -78,6 +78,7 @@ class Settings:
     timeout: float | None = None
     availability: windows | None = None
     evaluate_every: int | None = None
+    evaluate_share: float = 0.1
     target: float | None = None
     training: Training = Training()
 
@@ -91,6 +92,7 @@ class Settings:
             check.number(0, 1, target=self.target)
         if self.evaluate_every is not None:
             check.integer(1, evaluate_every=self.evaluate_every)
+        check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
 
     def run(self, **how: Any) -> Run:
         """Simulate; `how` are those arguments of `simulate` that don't change the result: out, resume, progress, …"""
@@ -105,7 +107,18 @@ class Settings:
     def tables(self) -> Table:
         """Every setting, defaults included, as a run's settings.toml has it."""
         task = toml.table_of(*self.task)
-        plain = {name: getattr(self, name) for name in ("name", "seed", "dropout", "timeout", "evaluate_every", "target")}
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                "name",
+                "seed",
+                "dropout",
+                "timeout",
+                "evaluate_every",
+                "evaluate_share",
+                "target",
+            )
+        }
         return describe(task, self.server, self.client, self.until, self.timing, self.availability, self.training, **plain)
 
 
@@ -127,7 +140,7 @@ def from_tables(tables: Table) -> Settings:
             until=toml.decode(Until, tables["until"], "until"),
             training=toml.decode(Training, tables.get("training", {}), "training"),
             name=toml.decode_value(str, tables.get("name", name), "name"),
-            **_plain(tables, "seed", "evaluate_every", "target"),
+            **_plain(tables, "seed", "evaluate_every", "evaluate_share", "target"),
             **_clock(tables),
         )
     except ValueError as e:

@@ -55,7 +55,7 @@ def digits(
     parts = split(y[kept], clients, rng)
     return Task(
         model=partial(model, x.shape[1], 10),
-        loss=_cross_entropy,
+        loss=cross_entropy,
         clients=split_examples(x[kept], y[kept], parts),
         evaluate=(x[held_out], y[held_out]),
         name="digits",
@@ -85,7 +85,7 @@ def synthetic(
     drawn = [population.draw(int(client), 50, "test") for client in chosen]
     return Task(
         model=partial(model, features, classes),
-        loss=_cross_entropy,
+        loss=cross_entropy,
         clients=population,
         evaluate=(np.concatenate([x for x, _ in drawn]), np.concatenate([y for _, y in drawn])),
         name="synthetic",
@@ -101,7 +101,7 @@ def leaf(folder: str, model: Model = linear()) -> Task:
     classes = 1 + max(int(labels.max()) for labels in [y, *(labels for _, labels in train.values())])
     return Task(
         model=partial(_flattened, model, features, classes),
-        loss=_cross_entropy,
+        loss=cross_entropy,
         clients=list(train.values()),
         evaluate=(x, y),
         name=Path(folder).name,
@@ -132,7 +132,8 @@ def python(file: str, function: str = "task", arguments: dict[str, Any] | None =
     return made
 
 
-def _cross_entropy(output: Any, label: Any) -> Any:
+def cross_entropy(output: Any, label: Any) -> Any:
+    """Torch's cross entropy, for a task that is made before torch is imported."""
     import torch
 
     return torch.nn.functional.cross_entropy(output, label)

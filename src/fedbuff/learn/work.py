@@ -1,7 +1,7 @@
 """What a worker can do with a task: train trips, and evaluate a version on a block of held-out examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from fedbuff.learn.evaluate import evaluate_rows
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
 from fedbuff.learn.task import Task
+from fedbuff.learn.tasks import cross_entropy
 from fedbuff.learn.training import Training
 
 
@@ -40,6 +41,8 @@ def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | No
     `checked` says that trips of this task can be trained together, as another process has found out.
     """
     flat = initial_weights(task, seed)[0] if flat is None else flat
+    if task.loss is cross_entropy:
+        task = replace(task, loss=torch.nn.functional.cross_entropy)  # which is recognised, and then has faster ways
     if not how.batched:
         return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
     if checked:

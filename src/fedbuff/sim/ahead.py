@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
 from fedbuff.sim.plan import Plan, Step
-from fedbuff.sim.pool import Chunk, Pool
+from fedbuff.sim.pool import NOW, Chunk, Pool
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
@@ -143,7 +143,7 @@ class Ahead:
         self._open.clear()
         self._cost = sum(table.examples[trip] for trip in self._soon) * self._weights
 
-    def _send(self, trips: list[int]) -> None:
+    def _send(self, trips: list[int], priority: int | None = None) -> None:
         table, place = self._plan.trips, self._place
         client, version, needed = table.client, table.start_version, table.server_step
         rows = self._pool.updates.take(len(trips))
@@ -152,7 +152,7 @@ class Ahead:
         self._chunks[key] = chunk
         for trip in trips:
             place[trip] = -key
-        self._pool.submit(key, chunk, min([needed[t] for t in trips]))
+        self._pool.submit(key, chunk, min([needed[t] for t in trips]) if priority is None else priority)
 
     def key(self) -> int:
         self._next_key += 1
@@ -170,7 +170,7 @@ class Ahead:
             missing = {trip for trip, p in zip(step.trips, places, strict=True) if not p}
             if not missing.isdisjoint(self._soon):
                 trips, self._soon = self._soon, []
-                self._send(trips)
+                self._send(trips, NOW)
             if not missing.isdisjoint(self._open):
                 self._flush()
         for trip in step.trips:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedbuff.learn.work import Trainer
 
 
+NOW = -1  # the priority of work that will be waited for at once
+
+
 class Chunk(NamedTuple):
     """Trips to train together: `rows` are where their updates go."""
 

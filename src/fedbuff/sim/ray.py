@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbuff.core.versions import Vector
-from fedbuff.sim.pool import Block, Chunk, Work
+from fedbuff.sim.pool import NOW, Block, Chunk, Work
 from fedbuff.sim.shared import Rows
 
 try:
@@ -93,7 +93,7 @@ class OnRay:
 
     def result(self, key: int) -> Any:
         if key in self._work and key not in self._sent:
-            heapq.heappush(self._queue, (-1, key))  # somebody is waiting: before all others
+            heapq.heappush(self._queue, (NOW, key))  # somebody is waiting: before all others
         while key not in self._done:
             self._receive(None)
         return self._done.pop(key)
@@ -164,7 +164,7 @@ class OnRay:
         self._running = {coming: (k, a) for coming, (k, a) in self._running.items() if a is not actor}
         for k in lost:
             self._sent.discard(k)
-            heapq.heappush(self._queue, (-1, k))
+            heapq.heappush(self._queue, (NOW, k))
         self._at_hand[self._actor()] = []
 
 

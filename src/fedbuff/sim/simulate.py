@@ -67,6 +67,7 @@ def simulate(
     timeout: float | None = None,
     availability: windows | None = None,
     evaluate_every: int | None = None,
+    evaluate_share: float = 0.1,
     target: float | None = None,
     algorithm: str = "custom",
     out: str | Path | None = None,
@@ -83,7 +84,8 @@ def simulate(
 
     client, timing, dropout, timeout, availability   what clients do, how long it takes, and what goes wrong
     until             when to stop, e.g. `accuracy(0.6) | trips(600_000)`
-    evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight
+    evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight, or
+    evaluate_share    so many more that evaluating takes about this share of the work at most
     target            note when this accuracy is first reached, without stopping there (`until` stops)
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
@@ -111,6 +113,7 @@ def simulate(
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
     if evaluate_every is not None:
         check.integer(1, evaluate_every=evaluate_every)
+    check.number(0, 1, above=True, evaluate_share=evaluate_share)
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)
@@ -148,6 +151,7 @@ def simulate(
             dropout=dropout,
             timeout=timeout,
             evaluate_every=evaluate_every,
+            evaluate_share=evaluate_share,
             target=None if target == until.accuracy else target,
         )
         start = plan.schedule.start
@@ -178,7 +182,7 @@ def simulate(
             blocks=blocks(task),
             until=until,
             target=target,
-            evaluate_every=evaluate_every or max(1, round(in_flight)),
+            evaluate_every=evaluate_every or max(1, round(in_flight), _seldom(task, evaluate_share)),
         )
         folder = None
         if out is not None:
@@ -214,6 +218,17 @@ def describe(
         "until": toml.fields_of(until),
         "training": toml.fields_of(training),
     }
+
+
+def _seldom(task: Task, share: float) -> int:
+    """Trips between evaluations so that they take about `share` of the work: a trip passes its examples forwards and twice
+    as much backwards, and costs about ten examples besides.
+    """
+    rows = sum(len(y) for _, y in task.splits.values())
+    n = len(task.clients)
+    some = np.linspace(0, n - 1, min(n, 50)).astype(int)
+    mean = sum(task.examples(int(client)) for client in some) / len(some)
+    return math.ceil(rows / (share * (3 * mean + 10)))
 
 
 def _starting_point(server: Server, drawn: Vector) -> Vector:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fedbuff.core.versions import Vector
-from fedbuff.sim.pool import Block, SharedVersions, Work, do
+from fedbuff.sim.pool import NOW, Block, SharedVersions, Work, do
 from fedbuff.sim.shared import Rows
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class Workers:
         while len(self._processes) < self._others:
             self._fork()
         self._work[key] = work
-        heapq.heappush(self._queue, (priority, key))
-        self._hand_out()
+        if priority != NOW:  # else this process does it, as soon as it waits for it
+            heapq.heappush(self._queue, (priority, key))
+            self._hand_out()
 
     def finished(self, key: int) -> bool:
         self._receive(0)
@@ -146,7 +147,7 @@ class Workers:
             try:
                 connection.send_bytes(pickle.dumps((key, work, rows), protocol=5))
             except OSError:  # it died: the next reading notices
-                heapq.heappush(self._queue, (-1, key))
+                heapq.heappush(self._queue, (NOW, key))
                 self._replace(connection)
                 continue
             self._sent.add(key)
@@ -182,7 +183,7 @@ class Workers:
                 )
         for key in lost:
             self._sent.discard(key)
-            heapq.heappush(self._queue, (-1, key))
+            heapq.heappush(self._queue, (NOW, key))
         self._fork()
 
 
