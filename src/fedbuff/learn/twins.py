@@ -127,6 +127,8 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
             trains |= isinstance(part, nn.RNNBase) and part.dropout > 0  # a frozen one still draws masks
             if type(part) is nn.Dropout and part.p > 0:
                 twins[id(part)] = DropoutTwin(part.p, current)
+            elif type(part) is nn.MaxPool2d and not part.return_indices:
+                twins[id(part)] = PoolTwin(part)
             elif trains:
                 of = {name: slots[id(p)] for name, p in part.named_parameters(recurse=False)}
                 twins[id(part)] = _TWINS[type(part)](part, of, current)
@@ -520,6 +522,18 @@ class NormPoolTwin(nn.Module):
         pooled: Tensor = _NormPool.apply(  # type: ignore[no-untyped-call]
             x, self.current.anchor, self.current.step, self.slots.get("weight"), self.slots.get("bias"), norm, self.pool
         )
+        return pooled
+
+
+class PoolTwin(nn.Module):
+    """MaxPool2d of channels-last images, which torch does ten times as fast as of others."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.pool(channels_last(x)).contiguous() if x.dim() == 4 else self.pool(x)
         return pooled
 
 
