@@ -113,6 +113,17 @@ class Viewed(nn.Module):
         return self.end(x.view(len(x), -1))
 
 
+class PooledAndViewed(nn.Module):
+    """The usual network for small images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool, self.end = nn.Conv2d(2, 8, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), nn.Linear(72, 3)
+
+    def forward(self, x):
+        return self.end(self.pool(F.relu(self.conv(x))).view(-1, 72))
+
+
 class Residual(nn.Module):
     """The output of a convolution goes two ways, so its gradient is a sum."""
 
@@ -212,6 +223,7 @@ MODELS = {
         IMAGES,
     ),
     "viewed": (Viewed, IMAGES),
+    "pooled and viewed": (PooledAndViewed, IMAGES),
     "dropout of a sequence": (DropSequence, WORDS),
     "dropout of a sequence, gru": (lambda: DropSequence(nn.GRU), WORDS),
     "shared norm": (SharedNorm, IMAGES),

@@ -197,13 +197,13 @@ def test_masks_are_those_of_torch(keep):
 def test_lstm(hidden, time, backwards, time_first, bias):
     """Against torch's own in double precision, whose float32 is less accurate than ours."""
     torch.manual_seed(hidden)
-    inputs, w, b = torch.randn(7, time, 4 * hidden) * 2, torch.randn(3, 4 * hidden, hidden), torch.randn(3, 4 * hidden)
-    gates = inputs.clone()
-    h, before, c, tanh_c = kernels.lstm(COMPILED, gates, w, b if bias else None, RANGES, backwards, time_first)
+    x, w_in = torch.randn(7, time, 5), torch.randn(3, 4 * hidden, 5)
+    w, b = torch.randn(3, 4 * hidden, hidden), torch.randn(3, 4 * hidden)
+    h, gates, before, c, tanh_c = kernels.lstm(COMPILED, x, w_in, w, b if bias else None, RANGES, backwards, time_first)
     dh, dc = torch.randn(7, time, hidden), torch.randn(7, hidden)
     dgates = kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards)
     for g, (i, j) in enumerate(RANGES):
-        z = inputs[i:j].double().requires_grad_()
+        z = (x[i:j].double() @ w_in[g].double().t()).requires_grad_()
         state, cell, outputs = torch.zeros(j - i, hidden).double(), torch.zeros(j - i, hidden).double(), {}
         for t in reversed(range(time)) if backwards else range(time):
             part = z[:, t] + state @ w[g].double().t() + (b[g].double() if bias else 0)
@@ -223,8 +223,8 @@ def test_exponentials_at_the_edges():
     """Gates far out, infinite, or no number at all."""
     values = torch.tensor([-200.0, -90, -87.4, -1e-7, 0, 1e-7, 0.6, 0.65, 40, 88.8, 200, torch.inf, -torch.inf, torch.nan])
     hidden = len(values)
-    gates = values.repeat(4)[None, None].clone()
-    kernels.lstm(COMPILED, gates, torch.zeros(1, 4 * hidden, hidden), None, [(0, 1)], False, False)
+    x, w = torch.zeros(1, 1, 1), torch.zeros(1, 4 * hidden, hidden)
+    _, gates, *_ = kernels.lstm(COMPILED, x, w[:, :, :1].contiguous(), w, values.repeat(4)[None], [(0, 1)], False, False)
     for q, exact in enumerate((torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid)):
         found, expected = gates[0, 0, q * hidden : (q + 1) * hidden], exact(values.double()).float()
         assert torch.allclose(found, expected, rtol=3e-7, atol=1e-37, equal_nan=True), (exact, found, expected)

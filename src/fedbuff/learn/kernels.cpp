@@ -872,21 +872,23 @@ static void multiply_packed(const float* const* a, i64 rows, i64 k, const float*
   if (o < columns) rows_times_block<1>(a, rows, k, packed + o * k, 8, start ? start + o : nullptr, start_stride, c + o, c_stride);
 }
 
-// gates [row][time][4 hidden]: x W_ihᵀ + b_ih on entry, the gates i, f, g, o on return; h, c, tanh c and the h before each
-// step [row][time][hidden], but h with strides of its own. w [group][4 hidden][hidden], bias [group][4 hidden] or null.
-extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, float* before, float* c, float* tanh_c,
-                     i64 groups, const i64* ends, i64 w_stride, i64 bias_stride, i64 time, i64 hidden, i64 backwards,
-                     i64 h_row, i64 h_time) {
+// x [row][time][features] → gates i, f, g, o [row][time][4 hidden]; h, c, tanh c and the h before each
+// step [row][time][hidden], but h with strides of its own. w_in [group][4 hidden][features], w [group][4 hidden][hidden], bias [group][4 hidden] or null.
+extern "C" void lstm(const float* x, const float* w_in, float* gates, const float* w, const float* bias, float* h, float* before, float* c, float* tanh_c,
+                     i64 groups, const i64* ends, i64 w_in_stride, i64 w_stride, i64 bias_stride, i64 time, i64 features,
+                     i64 hidden, i64 backwards, i64 h_row, i64 h_time) {
   const i64 four = 4 * hidden;
-  std::vector<float> packed;
-  std::vector<const float*> from;
+  std::vector<float> packed, packed_in;
+  std::vector<const float*> from, from_in;
   i64 first = 0;
   for (i64 g = 0; g < groups; g++) {
     const i64 rows = ends[g] - first;
     const float* wg = w + g * w_stride;
     const float* bg = bias ? bias + g * bias_stride : nullptr;
+    const float* wi = w_in + g * w_in_stride;
     pack(packed, hidden, four, [&](i64 k, i64 o) { return wg[o * hidden + k]; });
-    from.resize(rows);
+    pack(packed_in, features, four, [&](i64 k, i64 o) { return wi[o * features + k]; });
+    from.resize(rows), from_in.resize(rows);
     for (i64 step = 0; step < time; step++) {
       const i64 t = backwards ? time - 1 - step : step, previous = backwards ? t + 1 : t - 1;
       const i64 ahead = step + 1 == time ? 0 : backwards ? -1 : 1;
@@ -894,9 +896,11 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
       for (i64 r = 0; r < rows; r++) {
         float* to = before + ((first + r) * time + t) * hidden;
         from[r] = to;
+        from_in[r] = x + ((first + r) * time + t) * features;
         if (step) std::memcpy(to, h + (first + r) * h_row + previous * h_time, hidden * sizeof(float));
         else std::fill(to, to + hidden, 0.0f);
       }
+      multiply_packed(from_in.data(), rows, features, packed_in.data(), bg, 0, z, time * four, four);
       if (step) multiply_packed(from.data(), rows, hidden, packed.data(), z, time * four, z, time * four, four);
       for (i64 r = 0; r < rows; r++) {
         float* zr = z + r * time * four;
@@ -904,8 +908,7 @@ extern "C" void lstm(float* gates, const float* w, const float* bias, float* h, 
         const i64 at = ((first + r) * time + t) * hidden, at_previous = ((first + r) * time + previous) * hidden;
         for (i64 q = 0; q < 4; q++)  // gate by gate, so that many short chains of operations are under way at once
           eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {
-            v8 part = load_some(zr + q * hidden + k, n);
-            if (bg) part += load_some(bg + q * hidden + k, n);
+            const v8 part = load_some(zr + q * hidden + k, n);
             store_some(zr + q * hidden + k, q == 2 ? hyperbolic(part) : sigmoid(part), n);
           });
         eight_by_eight(hidden, [&](i64 k, auto n) __attribute__((always_inline)) {

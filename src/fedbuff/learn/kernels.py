@@ -31,7 +31,7 @@ _ARGUMENTS = {
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
-    "lstm": "pppppppipiiiiiii",
+    "lstm": "pppppppppipiiiiiiiii",
     "lstm_back": "pppppppipiiiiii",
     "outer_products": "pppipiiii",
     "client_sums": "ppipiii",
@@ -46,7 +46,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None, having said why on stderr once."""
-    if os.environ.get("FEDBUFF_KERNELS", "").lower() in ("off", "0", "no"):
+    if os.environ.get("FEDBUFF_KERNELS", "").lower() == "off":
+        print("fedbuff: FEDBUFF_KERNELS=off, so training goes through torch, which is slower", file=sys.stderr)
         return None
     compiler = find_compiler()
     if compiler is None:
@@ -218,21 +219,27 @@ def norm_pool_back(
 
 
 def lstm(
-    kernels: ctypes.CDLL, gates: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, backwards: bool, time_first: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All h (in memory time first, if wished), the h before each step, c and tanh c, each [rows, time, hidden].
-
-    `gates` are filled in where x W_ihᵀ + b_ih was.
-    """
-    rows, time, four = gates.shape
-    before, c, tanh_c = (torch.empty(rows, time, four // 4) for _ in range(3))
-    h = torch.empty(time, rows, four // 4).transpose(0, 1) if time_first else torch.empty(rows, time, four // 4)
+    kernels: ctypes.CDLL,
+    x: Tensor,
+    w_in: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    groups: Ranges,
+    backwards: bool,
+    time_first: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """All h, the gates, the h before each step, c and tanh c, each [rows, time, …]; h lies time first in memory, if wished."""
+    rows, time, features = x.shape
+    hidden = w.shape[2]
+    gates = torch.empty(rows, time, 4 * hidden)
+    before, c, tanh_c = (torch.empty(rows, time, hidden) for _ in range(3))
+    h = torch.empty(time, rows, hidden).transpose(0, 1) if time_first else torch.empty(rows, time, hidden)
     kernels.lstm(
-        gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(), before.data_ptr(), c.data_ptr(),
-        tanh_c.data_ptr(), len(groups), ends(groups), w.stride(0), 0 if b is None else b.stride(0), time, four // 4,
-        int(backwards), h.stride(0), h.stride(1),
+        x.data_ptr(), w_in.data_ptr(), gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(),
+        before.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), len(groups), ends(groups), w_in.stride(0), w.stride(0),
+        0 if b is None else b.stride(0), time, features, hidden, int(backwards), h.stride(0), h.stride(1),
     )  # fmt: skip
-    return h, before, c, tanh_c
+    return h, gates, before, c, tanh_c
 
 
 def lstm_back(

@@ -127,6 +127,8 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
             trains |= isinstance(part, nn.RNNBase) and part.dropout > 0  # a frozen one still draws masks
             if type(part) is nn.Dropout and part.p > 0:
                 twins[id(part)] = DropoutTwin(part.p, current)
+            elif type(part) is nn.MaxPool2d and not part.return_indices:
+                twins[id(part)] = PoolTwin(part)
             elif trains:
                 of = {name: slots[id(p)] for name, p in part.named_parameters(recurse=False)}
                 twins[id(part)] = _TWINS[type(part)](part, of, current)
@@ -523,6 +525,18 @@ class NormPoolTwin(nn.Module):
         return pooled
 
 
+class PoolTwin(nn.Module):
+    """MaxPool2d of channels-last images, which torch does ten times as fast as of others."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.pool(channels_last(x)).contiguous() if x.dim() == 4 else self.pool(x)
+        return pooled
+
+
 def norm_pool_at(parts: Sequence[nn.Module]) -> int:
     """How many of these modules, from the first, are a GroupNorm, a ReLU and maybe a MaxPool2d of 2 by 2, or 0."""
     if len(parts) < 2 or type(parts[0]) is not nn.GroupNorm or type(parts[1]) is not nn.ReLU:
@@ -679,9 +693,8 @@ class RecurrentTwin(Twin):
         step, anchor = self.current.step, self.current.anchor
         from_input, weight = self.slots[f"weight_ih{suffix}"], self.slots[f"weight_hh{suffix}"]
         biases = [self.slots[name] for name in (f"bias_ih{suffix}", f"bias_hh{suffix}") if name in self.slots]
-        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(x) is not None:
-            inputs = _Linear.apply(x, anchor, step, from_input, None)  # type: ignore[no-untyped-call]
-            h, c = _Lstm.apply(inputs, anchor, step, weight, biases, backwards, time_first)  # type: ignore[no-untyped-call]
+        if self.kind == "LSTM" and self.hidden % 2 == 0 and step.low is None and usable(x) is not None:
+            h, c = _Lstm.apply(x, anchor, step, (from_input, weight), biases, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
         inputs = _Linear.apply(x, anchor, step, from_input, biases[0] if biases else None)  # type: ignore[no-untyped-call]
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
@@ -732,43 +745,43 @@ def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor
     if weight.offset is not None:
         time = h.shape[1]
         grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
-    sums = dy.sum(1)
+    sums = dy.sum(1) if biases else dy
     for bias in biases:
         if bias.offset is not None:
             row_sums(sums, clients, *bias.gradient(step))
 
 
 class _Lstm(torch.autograd.Function):
-    """One layer in one direction, from x W_ihᵀ [rows, time, 4 hidden] to all h and the last c."""
+    """One layer in one direction, from x [rows, time, features] to all h and the last c."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        anchor: Tensor,
-        step: Step,
-        weight: Slot,
-        biases: list[Slot],
-        backwards: bool,
+        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weights: tuple[Slot, Slot], biases: list[Slot], backwards: bool,
         time_first: bool,
-    ) -> Any:
-        gates = inputs.contiguous()  # fresh from a linear layer, seen by nobody else: filled in place
+    ) -> Any:  # fmt: skip
+        x = x.contiguous()
+        w_in, w = (slot.weights(step) for slot in weights)
         b = biases[0].weights(step) + biases[1].weights(step) if biases else None
-        groups = step.times(step.groups, len(gates))
-        h, before, c, tanh_c = lstm(needed(), gates, weight.weights(step), b, groups, backwards, time_first)
-        ctx.save_for_backward(gates, before, c, tanh_c)
-        ctx.step, ctx.slots, ctx.backwards = step, (weight, biases), backwards
+        groups = step.times(step.groups, len(x))
+        h, gates, before, c, tanh_c = lstm(needed(), x, w_in, w, b, groups, backwards, time_first)
+        ctx.save_for_backward(x, gates, before, c, tanh_c)
+        ctx.step, ctx.weights, ctx.biases, ctx.backwards = step, weights, biases, backwards
         return h, c[:, 0 if backwards else -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (gates, before, c, tanh_c), step, (weight, biases) = ctx.saved_tensors, ctx.step, ctx.slots
+        (x, gates, before, c, tanh_c), step, (of_input, weight) = ctx.saved_tensors, ctx.step, ctx.weights
         groups = step.times(step.groups, len(gates))
         dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
         dc = grads[1].clone(memory_format=torch.contiguous_format)
         dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
-        recurrent_gradients(step, weight, biases, dgates, before)
-        return dgates, None, None, None, None, None, None
+        recurrent_gradients(step, weight, ctx.biases, dgates, before)
+        recurrent_gradients(step, of_input, [], dgates, x)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            flat, w_in = dgates.flatten(0, 1), of_input.weights(step).transpose(1, 2)
+            dx = grouped_linear(flat, step.times(step.groups, len(flat)), w_in, None).view(x.shape)
+        return dx, None, None, None, None, None, None
 
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
