@@ -11,6 +11,7 @@ from fedbuff.learn.batched import trainer as fastest
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.evaluate import evaluate_rows
 from fedbuff.learn.flat import Flat
+from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
 from fedbuff.learn.task import Task
 from fedbuff.learn.tasks import cross_entropy
@@ -50,8 +51,12 @@ def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | No
     return Trainer(task, flat, *fastest(task, sgd, seed, flat, device=how.device, precision=how.precision))
 
 
-def one_thread() -> int:
-    """A chunk is too small for more threads, and one sums in one order; the number there was."""
+def settle() -> int:
+    """Make this process one that trains: one thread, and memory that is kept for the next chunk. How many threads there were.
+
+    A chunk is too small for more threads, and one sums in one order.
+    """
+    tune_allocator()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     return threads

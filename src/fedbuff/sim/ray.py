@@ -177,9 +177,9 @@ class _Worker:
     @cached_property
     def _trainer(self) -> "Trainer":
         """Made by the first work, so that what goes wrong in it is the work's error and not the death of the actor."""
-        from fedbuff.learn.work import one_thread
+        from fedbuff.learn.work import settle
 
-        one_thread()
+        settle()
         return self._make(self._task)
 
     def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:

@@ -101,7 +101,7 @@ def simulate(
 
     from fedbuff.learn.evaluate import blocks
     from fedbuff.learn.local import initial_weights
-    from fedbuff.learn.work import one_thread, trainer
+    from fedbuff.learn.work import settle, trainer
 
     check.integer(0, seed=seed)
     check.number(0, checkpoint_every=checkpoint_every)
@@ -120,7 +120,7 @@ def simulate(
         if task.accuracy is None:
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
     with contextlib.ExitStack() as at_the_end:
-        at_the_end.callback(torch.set_num_threads, one_thread())
+        at_the_end.callback(torch.set_num_threads, settle())
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
         flat, drawn = initial_weights(task, seed)
