@@ -20,7 +20,8 @@ from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
 _TRIPS = 64  # a chunk has at most so many trips
-_COST = 2_000_000  # and about so many examples × weights: some milliseconds
+_COST = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
+_MOST = 4 * _COST  # that a chunk has at most
 _OVER = (
     DROPPED,
     FAILED,
@@ -40,11 +41,11 @@ def horizon(in_flight: float, buffer_size: int, update_bytes: int) -> tuple[int,
 
 
 class Ahead:
-    """The updates of trips in flight, as far as they are trained."""
+    """The updates of trips in flight, as far as they are trained; `per_example` is what an example costs."""
 
-    def __init__(self, plan: Plan, pool: Pool, steps: int, mixing: bool, weights: int) -> None:
+    def __init__(self, plan: Plan, pool: Pool, steps: int, mixing: bool, per_example: int) -> None:
         self.steps = steps
-        self._plan, self._pool, self._mixing, self._weights = plan, pool, mixing, weights
+        self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
         self._waiting: dict[int, int] = {}  # trips of known versions that no server step within sight uses: trip -> version
         self._open: list[int] = []  # trips for the next chunk
         self._cost = 0
@@ -120,7 +121,7 @@ class Ahead:
     def _open_up(self, trip: int, version: int) -> None:
         trips = self._plan.trips
         (self._soon if trips.server_step[trip] <= version + _SOON else self._open).append(trip)
-        self._cost += trips.examples[trip] * self._weights
+        self._cost += trips.examples[trip] * self._per_example
 
     # ── chunks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -134,14 +135,14 @@ class Ahead:
         cost = 0
         for trip in self._open:
             part.append(trip)
-            cost += table.examples[trip] * self._weights
-            if len(part) == _TRIPS or cost >= 5 * _COST:
+            cost += table.examples[trip] * self._per_example
+            if len(part) == _TRIPS or cost >= _MOST:
                 self._send(part)
                 part, cost = [], 0
         if part:
             self._send(part)
         self._open.clear()
-        self._cost = sum(table.examples[trip] for trip in self._soon) * self._weights
+        self._cost = sum(table.examples[trip] for trip in self._soon) * self._per_example
 
     def _send(self, trips: list[int], priority: int | None = None) -> None:
         table, place = self._plan.trips, self._place
@@ -257,7 +258,7 @@ class Ahead:
         self._seen, self._passed = facts["seen"]
         self._waiting = {trip: start[trip] for trip in facts["waiting"]}
         self._open, self._soon = list(facts["open"]), list(facts["soon"])
-        self._cost = sum(examples[trip] for trip in self._open + self._soon) * self._weights
+        self._cost = sum(examples[trip] for trip in self._open + self._soon) * self._per_example
         for trips in facts["chunks"]:
             self._send(trips)
         for trip, row, update in zip(

@@ -99,6 +99,7 @@ def simulate(
     """
     import torch
 
+    from fedbuff.learn.cost import multiplications
     from fedbuff.learn.evaluate import blocks
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
@@ -173,7 +174,7 @@ def simulate(
         at_the_end.callback(pool.close)
         simulation = Simulation(
             plan=plan,
-            ahead=Ahead(plan, pool, steps, server.mixing, len(weights)),
+            ahead=Ahead(plan, pool, steps, server.mixing, multiplications(task, flat)),
             pool=pool,
             aggregation=Aggregation(weights, server.optimizer, server.mixing),
             by_examples=server.weight_by == "examples",

@@ -11,6 +11,7 @@ import os
 import pickle
 import selectors
 import signal
+import time
 import warnings
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from fedbuff.sim.shared import Rows
 if TYPE_CHECKING:
     from fedbuff.learn.work import Trainer
 
-_AT_ONCE = 2  # work that a worker has at hand: one under way, one so that it need not wait
+_LONG = 0.003  # seconds: work that takes longer is handed out one by one, so that whoever is idle can have it
 _DEATHS = 3  # so many workers may die of the same work
 
 
@@ -53,6 +54,7 @@ class Workers:
         self._sent: set[int] = set()
         self._done: dict[int, Any] = {}
         self._deaths: dict[int, int] = {}
+        self._seconds = 0.0  # that work takes, about
 
     # ── the pool ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,8 +88,9 @@ class Workers:
                 self._receive(None)
                 continue
             work = self._work.pop(mine)
-            self._hand_out()
-            self._done[mine] = do(work, self._trainer, self._versions, self.updates)
+            self._hand_out(at_once=2)  # nobody will hand out more before this is done
+            self._done[mine], seconds = timed(work, self._trainer, self._versions, self.updates)
+            self._took(seconds)
             self._receive(0)
         self._hand_out()
         result = self._done.pop(key)
@@ -130,13 +133,17 @@ class Workers:
                 return key
         return None
 
-    def _hand_out(self) -> None:
-        """Give work to whoever has least at hand."""
+    def _took(self, seconds: float) -> None:
+        self._seconds += (seconds - self._seconds) / 8
+
+    def _hand_out(self, at_once: int | None = None) -> None:
+        """Give work to whoever has least at hand, up to `at_once` each."""
+        at_once = at_once or (1 if self._seconds > _LONG else 2)
         if self._processes and self._queue:
             self._receive(0)
         while self._processes and self._queue:
             connection = min(self._at_hand, key=lambda c: len(self._at_hand[c]))
-            if len(self._at_hand[connection]) >= _AT_ONCE:
+            if len(self._at_hand[connection]) >= at_once:
                 return
             key = self._next()
             if key is None:
@@ -159,7 +166,7 @@ class Workers:
             connection = ready.fileobj
             assert isinstance(connection, Connection)
             try:
-                key, result = pickle.loads(connection.recv_bytes())
+                key, result, seconds = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
                 self._replace(connection)
                 continue
@@ -167,6 +174,7 @@ class Workers:
             self._sent.discard(key)
             del self._work[key]
             self._done[key] = result
+            self._took(seconds)
 
     def _replace(self, connection: Connection) -> None:
         """A worker died: another one does its work."""
@@ -187,6 +195,12 @@ class Workers:
         self._fork()
 
 
+def timed(work: Work, trainer: "Trainer", versions: Any, updates: Rows) -> tuple[Any, float]:
+    """Do the work; its result, and how long it took."""
+    began = time.perf_counter()
+    return do(work, trainer, versions, updates), time.perf_counter() - began
+
+
 def _named(work: Work) -> str:
     return f"evaluating version {work.version}" if isinstance(work, Block) else f"trips {work.trips[0]} to {work.trips[-1]}"
 
@@ -199,11 +213,12 @@ def _serve(connection: Connection, others: list[Connection], trainer: "Trainer",
     try:
         while True:
             key, work, rows = pickle.loads(connection.recv_bytes())
+            seconds = 0.0
             try:
-                result = do(work, trainer, _Versions(versions, rows), updates)
+                result, seconds = timed(work, trainer, _Versions(versions, rows), updates)
             except Exception as e:
                 result = _portable(e)
-            connection.send_bytes(pickle.dumps((key, result), protocol=5))
+            connection.send_bytes(pickle.dumps((key, result, seconds), protocol=5))
     except (EOFError, OSError):
         pass
     finally:
