@@ -12,6 +12,7 @@ import fedbuff as fb
 from conftest import same_arrays
 from fedbuff.learn.work import Trainer
 from fedbuff.sim import ahead, workers
+from fedbuff.sim.pool import Block
 from lockstep import lockstep
 from test_simulate import CLIENT, SERVERS, run
 
@@ -146,23 +147,18 @@ def open_children() -> list[int]:
         return [int(pid) for pid in children.read().split()]
 
 
-def test_work_that_kills_every_worker_is_an_error_and_not_a_loop(small_task):
-    parent = os.getpid()
+def test_work_that_kills_every_worker_is_an_error_and_not_a_loop():
+    class Deadly:
+        def evaluate(self, weights, split, start):
+            os._exit(9)
 
-    class Deadly(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(5, 3)
-
-        def forward(self, x):
-            if os.getpid() != parent:
-                os._exit(9)
-            time.sleep(0.01)  # so that others get to work
-            return self.layer(x)
-
-    task = fb.Task(model=Deadly, loss=small_task.loss, clients=small_task.clients, evaluate=small_task.evaluate)
-    with pytest.raises(RuntimeError, match="worker processes died"):
-        run(SERVERS["fedbuff"], task, workers=2, training=LOOP)
+    pool = workers.Workers(Deadly(), 4, 4, np.zeros(3, np.float32), on_disk=False, workers=2)
+    pool.keep(0, np.zeros(3, np.float32))
+    pool.submit(1, Block(0, "test", 0), priority=0)
+    with pytest.raises(RuntimeError, match=r"3 worker processes died .* evaluating version 0"):
+        while not pool.finished(1):
+            time.sleep(0.01)
+    pool.close()
 
 
 def test_an_error_in_a_worker_is_the_users_to_see(small_task):
@@ -207,3 +203,63 @@ def test_a_model_that_cannot_be_batched_is_trained_in_the_loop_and_said(small_ta
     assert "Own" in said[0]
     weights, _ = lockstep(SERVERS["fedbuff"], task, CLIENT, 120)
     assert same_arrays(got.weights, weights)
+
+
+def smooth_convolutions() -> torch.nn.Module:
+    nn = torch.nn
+    first, second = nn.Conv2d(1, 8, 3, padding=2), nn.Conv2d(8, 8, 3, padding=1)
+    one = first, nn.GroupNorm(4, 8), nn.Tanh(), nn.AvgPool2d(2)
+    two = second, nn.GroupNorm(8, 8), nn.Tanh()
+    return nn.Sequential(*one, *two, nn.Flatten(), nn.Linear(128, 3))
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20, 8)
+        self.lstm = torch.nn.LSTM(8, 8, num_layers=2, batch_first=True, dropout=0.1)
+        self.output = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.output(self.lstm(self.embedding(x))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (lambda: torch.nn.Linear(6, 3), (6,)),
+        (fb.models.mlp((16,), dropout=0.1), (6,)),
+        (smooth_convolutions, (1, 6, 6)),
+        (Recurrent, None),
+    ],
+    ids=["logistic regression", "perceptron", "convolutions", "LSTM"],
+)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_after_200_server_steps_batches_and_the_loop_agree_to_1e5(model, inputs, epochs):
+    rng = np.random.default_rng(0)
+
+    def draw(n):
+        x = rng.integers(0, 20, (n, 7)) if inputs is None else rng.normal(size=(n, *inputs)).astype(np.float32)
+        return x, rng.integers(0, 3, n)
+
+    task = fb.Task(
+        model=(lambda: model(6, 3)) if isinstance(model, fb.models.mlp) else model,
+        loss=torch.nn.functional.cross_entropy,
+        clients=[draw(int(n)) for n in rng.integers(1, 15, 60)],
+        evaluate=draw(5),
+    )
+    server = fb.Server(start=fb.refill(30), buffer_size=5, optimizer=fb.momentum(0.5, 0.5))
+    client = fb.LocalSGD(lr=1.0 if model is Recurrent else 0.05, batch_size=6, epochs=epochs)
+    said: list[str] = []
+    loop, batches = (
+        fb.simulate(server, task, client=client, until=fb.server_steps(200), training=fb.Training(batched=b), say=said.append)
+        for b in (False, True)
+    )
+    assert not said
+    a, b, start = (
+        np.concatenate([w.ravel() for w in weights.values()]).astype(float)
+        for weights in (loop.weights, batches.weights, lockstep(server, task, client, 1)[0])
+    )
+    assert np.linalg.norm(a - start) > 0.1 * np.linalg.norm(a)
+    assert np.linalg.norm(a - b) < 1e-5 * np.linalg.norm(a)
+    assert same_arrays(loop.trips, batches.trips)
