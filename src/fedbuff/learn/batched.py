@@ -30,6 +30,7 @@ from fedbuff.learn.task import Task
 from fedbuff.learn.twins import ConvTwin, Draws, Step, twin_of, why_no_twin
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
+_TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory
 _CHECKED = 4  # trips that both ways must agree on before the fast one is used
 _TOLERANCE = 1e-4  # of an update's norm: rounding is far below, a mask or a row gone wrong far above
 
@@ -89,7 +90,8 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
 
 def _trial(task: Task, weights: Vector) -> list[Job]:
     """Trips of two versions, and clients of many examples: a sum is a mean for a client of one."""
-    largest = sorted(range(min(16, len(task.clients))), key=lambda client: -task.examples(client))[:_CHECKED]
+    few = max(1, min(_CHECKED, _TRIAL_WEIGHTS // len(weights)))
+    largest = sorted(range(min(16, len(task.clients))), key=lambda client: -task.examples(client))[:few]
     versions = weights, weights * weights.dtype.type(1.01)
     jobs = [Job(trip, client, versions[trip % 2]) for trip, client in enumerate(largest)]
     return [*jobs, Job(len(jobs), largest[0], versions[0])]

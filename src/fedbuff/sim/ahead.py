@@ -19,7 +19,8 @@ from fedbuff.sim.pool import NOW, Chunk, Pool
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
-_TRIPS = 64  # a chunk has at most so many trips
+_TRIPS = 64  # a chunk has at most so many trips,
+_BYTES = 64 << 20  # and updates of so many bytes
 _COST = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
 _MOST = 4 * _COST  # that a chunk has at most
 _OVER = (
@@ -46,6 +47,8 @@ class Ahead:
     def __init__(self, plan: Plan, pool: Pool, steps: int, mixing: bool, per_example: int) -> None:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
+        matrix = pool.updates.matrix
+        self._trips = max(1, min(_TRIPS, _BYTES // (matrix.shape[1] * matrix.itemsize)))
         self._waiting: dict[int, int] = {}  # trips of known versions that no server step within sight uses: trip -> version
         self._open: list[int] = []  # trips for the next chunk
         self._cost = 0
@@ -99,7 +102,7 @@ class Ahead:
             self.hold(version, held)
         if self._waiting:
             self._look(version, sight)
-        if len(self._open) + len(self._soon) >= _TRIPS or self._cost >= _COST:
+        if len(self._open) + len(self._soon) >= self._trips or self._cost >= _COST:
             self._flush()
 
     def _look(self, version: int, sight: int) -> None:
@@ -128,7 +131,7 @@ class Ahead:
     def _flush(self) -> None:
         """Send to the pool what is open; what is needed soon goes along if chunks are worth it without waiting for more."""
         table = self._plan.trips
-        if self._cost >= _COST or len(self._soon) >= _TRIPS:
+        if self._cost >= _COST or len(self._soon) >= self._trips:
             self._open = sorted(self._open + self._soon)
             self._soon.clear()
         part: list[int] = []
@@ -136,7 +139,7 @@ class Ahead:
         for trip in self._open:
             part.append(trip)
             cost += table.examples[trip] * self._per_example
-            if len(part) == _TRIPS or cost >= _MOST:
+            if len(part) == self._trips or cost >= _MOST:
                 self._send(part)
                 part, cost = [], 0
         if part:

@@ -68,9 +68,8 @@ class Pool(Protocol):
 class SharedVersions:
     """Weights by version, each in a row of shared memory."""
 
-    def __init__(self, most: int, like: Vector, on_disk: bool) -> None:
-        self.rows = Rows(most, len(like), like.dtype, on_disk)
-        self.row_of: dict[int, int] = {}
+    def __init__(self, rows: Rows, row_of: dict[int, int]) -> None:
+        self.rows, self.row_of = rows, row_of
 
     def keep(self, version: int, weights: Vector) -> None:
         (row,) = self.rows.take(1)
@@ -86,8 +85,12 @@ class SharedVersions:
         view.flags.writeable = False
         return view
 
+    def rest(self) -> None:
+        """None of them is looked at for a while."""
+        self.rows.rest(list(self.row_of.values()))
 
-def do(work: Work, trainer: "Trainer", versions: Any, updates: Rows) -> Any:
+
+def do(work: Work, trainer: "Trainer", versions: SharedVersions, updates: Rows) -> Any:
     """Do the work: train a chunk into its rows, or evaluate a block."""
     if isinstance(work, Block):
         return trainer.evaluate(versions[work.version], work.split, work.start)
@@ -95,4 +98,5 @@ def do(work: Work, trainer: "Trainer", versions: Any, updates: Rows) -> Any:
     trained = trainer.train(work.trips, work.clients, [starts[version] for version in work.versions])
     updates.matrix[np.asarray(work.rows)] = trained
     updates.rest(list(work.rows))
+    versions.rest()
     return None

@@ -43,7 +43,7 @@ class Workers:
     def __init__(self, trainer: "Trainer", versions: int, updates: int, like: Vector, on_disk: bool, workers: int) -> None:
         self.updates = Rows(updates, len(like), like.dtype, on_disk)
         self._trainer = trainer
-        self._versions = SharedVersions(versions, like, on_disk)
+        self._versions = SharedVersions(Rows(versions, len(like), like.dtype, on_disk), {})
         self._others = workers - 1
         self.alone = workers == 1
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
@@ -195,7 +195,7 @@ class Workers:
         self._fork()
 
 
-def timed(work: Work, trainer: "Trainer", versions: Any, updates: Rows) -> tuple[Any, float]:
+def timed(work: Work, trainer: "Trainer", versions: SharedVersions, updates: Rows) -> tuple[Any, float]:
     """Do the work; its result, and how long it took."""
     began = time.perf_counter()
     return do(work, trainer, versions, updates), time.perf_counter() - began
@@ -215,7 +215,7 @@ def _serve(connection: Connection, others: list[Connection], trainer: "Trainer",
             key, work, rows = pickle.loads(connection.recv_bytes())
             seconds = 0.0
             try:
-                result, seconds = timed(work, trainer, _Versions(versions, rows), updates)
+                result, seconds = timed(work, trainer, SharedVersions(versions, rows), updates)
             except Exception as e:
                 result = _portable(e)
             connection.send_bytes(pickle.dumps((key, result, seconds), protocol=5))
@@ -223,18 +223,6 @@ def _serve(connection: Connection, others: list[Connection], trainer: "Trainer",
         pass
     finally:
         os._exit(0)  # nothing of the parent's is this process's to tidy up
-
-
-class _Versions:
-    """Weights by version, from rows."""
-
-    def __init__(self, rows: Rows, row_of: dict[int, int]) -> None:
-        self._rows, self._row_of = rows, row_of
-
-    def __getitem__(self, version: int) -> Vector:
-        view: Vector = self._rows.matrix[self._row_of[version]]
-        view.flags.writeable = False
-        return view
 
 
 def _portable(error: Exception) -> Exception:
