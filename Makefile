@@ -20,14 +20,15 @@ demo: install ## FedBuff against its rivals on real data: a table and a plot, in
 	$(BIN)/fedbuff demo
 
 test: install ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: install ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install ## the timeline benchmark
+bench: install ## how fast it is: training, the engine and the timeline, in half an hour
+	$(BIN)/fedbuff bench
 	$(BIN)/python benchmarks/timeline.py
 
 clean: ## remove the environment and what the tools cached
