@@ -15,7 +15,7 @@ install: .venv/installed ## an environment of its own in .venv, with pinned vers
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,demo]'
 	@touch $@
 
-demo: install ## FedBuff against its rivals on real data: a table and a plot, in about two minutes
+demo: install ## FedBuff against its rivals on real data: a table and a plot, in half a minute
 	@rm -rf runs/demo
 	$(BIN)/fedbuff demo
 

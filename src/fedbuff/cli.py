@@ -313,7 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", default="0", metavar="0,1,2")
     running(sub)
 
-    sub = commands.add_parser("demo", help="FedBuff against its rivals on real data, in about two minutes.")
+    sub = commands.add_parser("demo", help="FedBuff against its rivals on real data, in half a minute.")
     sub.set_defaults(command=compare, settings=[DEMO], algorithms=None)
     sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
     running(sub)
