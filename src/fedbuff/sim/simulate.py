@@ -155,6 +155,11 @@ def simulate(
             evaluate_share=evaluate_share,
             target=None if target == until.accuracy else target,
         )
+        aggregation, folder = Aggregation(weights, server.optimizer, server.mixing), None
+        if out is not None:  # before anything that takes time
+            folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
+            if folder.finished:
+                return load(folder.path)
         start = plan.schedule.start
         in_flight = start.rate * plan.clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
         steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
@@ -176,7 +181,7 @@ def simulate(
             plan=plan,
             ahead=Ahead(plan, pool, steps, server.mixing, multiplications(task, flat)),
             pool=pool,
-            aggregation=Aggregation(weights, server.optimizer, server.mixing),
+            aggregation=aggregation,
             by_examples=server.weight_by == "examples",
             mixing=server.mixing,
             task=task,
@@ -185,11 +190,6 @@ def simulate(
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight), _seldom(task, evaluate_share)),
         )
-        folder = None
-        if out is not None:
-            folder = at_the_end.enter_context(Folder(Path(out), tables, simulation.disk_needed(), resume))
-            if folder.finished:
-                return load(folder.path)
         simulation.run(folder, checkpoint_every, progress)
         summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
         trips, weights_by_name = plan.trips.arrays(), flat.named(simulation.aggregation.weights)
@@ -230,6 +230,11 @@ def _seldom(task: Task, share: float) -> int:
     some = np.linspace(0, n - 1, min(n, 50)).astype(int)
     mean = sum(task.examples(int(client)) for client in some) / len(some)
     return math.ceil(rows / (share * (3 * mean + 10)))
+
+
+def _disk_needed(aggregation: Aggregation) -> int:
+    """A first checkpoint twice over, and a megabyte; more is needed as updates, versions and trips add up."""
+    return 2 * sum(a.nbytes for a in aggregation.state()[0].values()) + aggregation.weights.nbytes + (1 << 20)
 
 
 def _starting_point(server: Server, drawn: Vector) -> Vector:
@@ -516,10 +521,6 @@ class Simulation:
 
     def wall_seconds(self) -> float:
         return self.before + time.monotonic() - self.began
-
-    def disk_needed(self) -> int:
-        """A first checkpoint twice over, and a megabyte; more is needed as updates, versions and trips add up."""
-        return 2 * sum(a.nbytes for a in self.aggregation.state()[0].values()) + self.aggregation.weights.nbytes + (1 << 20)
 
     def summary(self) -> dict[str, Any]:
         import torch
