@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812
 
+from fedbuff import compiled
+from fedbuff.compiled import built
 from fedbuff.learn import kernels
 from fedbuff.learn.kernels import Norm, Shape, channels_last
 
@@ -244,14 +246,14 @@ def fake_compiler(folder: Path, says: str = "1.0", fails: bool = False) -> Path:
 
 def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeypatch, capsys):
     compiler = fake_compiler(tmp_path)
-    first = kernels.built(str(compiler), tmp_path / "cache")
+    first = built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache")
     assert "compiling kernels.cpp" in capsys.readouterr().err
-    assert kernels.built(str(compiler), tmp_path / "cache") == first
+    assert built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache") == first
     assert capsys.readouterr().err == ""
     fake_compiler(tmp_path, says="2.0")
-    assert kernels.built(str(compiler), tmp_path / "cache") != first
-    monkeypatch.setattr(kernels, "processor_flags", lambda: "another")
-    assert len({kernels.built(str(compiler), tmp_path / "cache"), first}) == 2
+    assert built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache") != first
+    monkeypatch.setattr(compiled, "processor_flags", lambda: "another")
+    assert len({built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache"), first}) == 2
     assert (tmp_path / "c++.log").read_text().split() == ["called"] * 3
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".so"}  # nothing half done is left
 
@@ -259,7 +261,7 @@ def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeyp
 def test_processes_may_race(tmp_path):
     compiler = fake_compiler(tmp_path)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        paths = pool.starmap(kernels.built, [(str(compiler), tmp_path / "cache")] * 4)
+        paths = pool.starmap(built, [(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache")] * 4)
     assert len(set(paths)) == 1
     assert paths[0].read_text() == "library\n"
 
@@ -291,9 +293,9 @@ def test_kernels_can_be_switched_off(monkeypatch, anew):
 def test_the_cache_is_where_it_belongs(monkeypatch):
     monkeypatch.delenv("FEDBUFF_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/there")
-    assert kernels.cache_folder() == Path("/there/fedbuff")
+    assert compiled.cache_folder() == Path("/there/fedbuff")
     monkeypatch.setenv("FEDBUFF_CACHE", "/here")
-    assert kernels.cache_folder() == Path("/here")
+    assert compiled.cache_folder() == Path("/here")
 
 
 def test_other_tensors_are_not_for_the_kernels():

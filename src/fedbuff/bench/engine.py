@@ -13,7 +13,7 @@ from fedbuff.core.optimizers import momentum
 from fedbuff.core.staleness import polynomial
 from fedbuff.core.starting import refill
 from fedbuff.sim.ahead import Ahead, horizon
-from fedbuff.sim.plan import Plan
+from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.simulate import Simulation
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import trips
@@ -56,7 +56,7 @@ class NoTask:
 
 def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: int, buffer_size: int = 10) -> float:
     """The time of `count` trips, once all clients in flight have turned over, divided by their number."""
-    plan = Plan(
+    plan = fastest(
         start=refill(concurrency),
         buffer_size=buffer_size,
         weigh=polynomial(0.5),

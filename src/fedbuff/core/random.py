@@ -60,6 +60,12 @@ class Stream:
         offset = index - self._first
         if not 0 <= offset < _BLOCK:
             number, offset = divmod(index, _BLOCK)
-            drawn = self._draw(generator(self._seed, self._purpose, number), _BLOCK)
-            self._block, self._first = np.asarray(drawn, dtype=np.float64).tolist(), number * _BLOCK
+            self._block, self._first = self.block(number).tolist(), number * _BLOCK
         return self._block[offset]
+
+    def block(self, number: int) -> NDArray[np.float64]:
+        """The numbers from `number` · 4096 on, as many."""
+        drawn = np.ascontiguousarray(self._draw(generator(self._seed, self._purpose, number), _BLOCK), dtype=np.float64)
+        if drawn.shape != (_BLOCK,):
+            raise ValueError(f"{self._purpose}: {self._draw} was asked for {_BLOCK} numbers and drew an array of {drawn.shape}")
+        return drawn

@@ -59,8 +59,8 @@ class Schedule:
         self.buffered: list[int] = []  # clients in the buffer
         self.started = 0
         self._busy: set[int] = set()
-        self._choices, self._draws = Stream(seed, "choice"), 0
-        self._gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
+        self.choices, self._draws = Stream(seed, "choice"), 0
+        self.gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
         self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)  # the first comes at once
         self._origin = 0.0
         self._wake: float | None = None  # to be told by `wake`
@@ -77,7 +77,7 @@ class Schedule:
         while self._next_arrival is not None and self._origin + self._next_arrival <= time:
             arrived += 1
             self._arrivals += 1
-            self._next_arrival = self.start.arrival(self._arrivals, self._next_arrival, self._gaps[self._arrivals])
+            self._next_arrival = self.start.arrival(self._arrivals, self._next_arrival, self.gaps[self._arrivals])
             self._wake = self._origin + (self._next_arrival or 0.0)
         trips = []
         for _ in range(self.start.wanted(len(self.in_flight), len(self.buffered), arrived)):
@@ -130,7 +130,7 @@ class Schedule:
         if len(busy) >= n:
             return None
         self._draws += 1
-        client = int(self._choices[self._draws] * n)
+        client = int(self.choices[self._draws] * n)
         if available is None and client not in busy:  # nearly always
             return client
         for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):
@@ -144,7 +144,7 @@ class Schedule:
 
     def _draw(self) -> float:
         self._draws += 1
-        return self._choices[self._draws]
+        return self.choices[self._draws]
 
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs, ready for JSON."""

@@ -1,18 +1,10 @@
-"""The functions of kernels.cpp: compiled at first use by the machine's C++ compiler, cached on disk, called by ctypes.
+"""The functions of kernels.cpp, called with tensors.
 
 Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers go through torch: slower, and equal up
-to rounding. The file in the cache is named by a hash of source, flags, compiler and processor, and moved there when it
-is complete, so processes may race for it.
+to rounding.
 """
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,13 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-# nothing here may assume finite numbers: a diverged client must be seen to
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC")
+from fedbuff.compiled import load
 
-_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+SOURCE = Path(__file__).with_name("kernels.cpp")
+# nothing here may assume finite numbers: a diverged client must be seen to
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno")
+
 # for each function, its arguments
-_ARGUMENTS = {
+_FUNCTIONS = {
     "convolve": "ppppipiipi",
     "convolution_weights": "pppipiip",
     "norm_pool": "pppppppipipi",
@@ -37,7 +30,7 @@ _ARGUMENTS = {
     "client_sums": "ppipiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
-    "train_trips": "ippppppiippp",
+    "train_trips": "ippppppiippp->i",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -46,63 +39,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None, having said why on stderr once."""
-    if os.environ.get("FEDBUFF_KERNELS", "").lower() == "off":
-        print("fedbuff: FEDBUFF_KERNELS=off, so training goes through torch, which is slower", file=sys.stderr)
-        return None
-    compiler = find_compiler()
-    if compiler is None:
-        print("fedbuff: found no C++ compiler (set $CXX); training goes through torch, which is slower", file=sys.stderr)
-        return None
-    try:
-        loaded = ctypes.CDLL(str(built(compiler, cache_folder())))
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(loaded, name)
-            function.argtypes = [_KINDS[kind] for kind in arguments]
-            function.restype = ctypes.c_int64 if name == "train_trips" else None
-        return loaded
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or error
-        print(f"fedbuff: could not compile {_SOURCE.name}, training goes through torch: {detail}", file=sys.stderr)
-        return None
-
-
-def find_compiler() -> str | None:
-    """$CXX, or the first of the usual names that is there."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-def cache_folder() -> Path:
-    """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
-    if own := os.environ.get("FEDBUFF_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
-
-
-def built(compiler: str, folder: Path) -> Path:
-    """The shared library in the cache, compiled if it is not there yet."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    identity = [_SOURCE.read_text(), " ".join(_FLAGS), compiler, version, platform.machine(), processor_flags()]
-    path = folder / f"kernels-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"fedbuff: compiling {_SOURCE.name} for this machine, once, into {folder} …", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / path.name
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        made.replace(path)  # atomic: others see the whole file or none
-    return path
-
-
-def processor_flags() -> str:
-    """What -march=native depends on; a cache may be shared by different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return load(SOURCE, FLAGS, _FUNCTIONS, "training goes through torch")
 
 
 def tune_allocator() -> None:

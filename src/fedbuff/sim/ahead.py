@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
-from fedbuff.sim.plan import Plan, Step
+from fedbuff.sim.fastplan import AnyPlan
+from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import NOW, Chunk, Pool
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, USED
 
@@ -44,7 +45,7 @@ def horizon(in_flight: float, buffer_size: int, update_bytes: int) -> tuple[int,
 class Ahead:
     """The updates of trips in flight, as far as they are trained; `per_example` is what an example costs."""
 
-    def __init__(self, plan: Plan, pool: Pool, steps: int, mixing: bool, per_example: int) -> None:
+    def __init__(self, plan: AnyPlan, pool: Pool, steps: int, mixing: bool, per_example: int) -> None:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
         matrix = pool.updates.matrix

@@ -45,15 +45,15 @@ class Clock:
         if timeout is not None:
             check.number(0, above=True, timeout=timeout)
         self.now = 0.0
-        self._timing, self._seed, self._examples = timing, seed, examples
-        self._durations = Stream(seed, "duration", timing)
-        self._fates, self._moments = Stream(seed, "dropout"), Stream(seed, "dropout moment")
-        self._dropout, self._timeout, self._availability = dropout, timeout, availability
-        self._scaled = hasattr(timing, "factor")
+        self.timing, self.seed, self._examples = timing, seed, examples
+        self.durations = Stream(seed, "duration", timing)
+        self.fates, self.moments = Stream(seed, "dropout"), Stream(seed, "dropout moment")
+        self.dropout, self.timeout, self.availability = dropout, timeout, availability
+        self.scaled = hasattr(timing, "factor")
         self._buckets: dict[int, list[End]] = {}
         self._numbers: list[int] = []  # of the buckets, a heap
         mean = float(np.mean(timing(generator(seed, "buckets"), 256)))
-        self._per_time = 256 / mean if 0 < mean < math.inf else 1.0  # buckets
+        self.per_time = 256 / mean if 0 < mean < math.inf else 1.0  # buckets
         self._ends: list[End] = []  # the bucket at hand, and what came before it since; sorted
         self._position, self._number = 0, -1  # the first end in there that is still to come; the bucket's number
         self._cancelled: set[int] = set()
@@ -61,24 +61,31 @@ class Clock:
 
     def start(self, trip: int, client: int) -> None:
         """A trip starts now: draw when and how it will end."""
-        duration, ending = self._durations[trip], ARRIVES
-        if self._scaled:
-            duration *= factor(self._timing, self._seed, client, self._examples(client))
+        duration, ending = self.durations[trip], ARRIVES
+        if self.scaled:
+            duration *= self.factor(client)
         if not 0.0 <= duration < math.inf:
-            raise ValueError(f"timing: {self._timing} drew the duration {duration} for trip {trip}; expected a finite one >= 0")
-        if self._dropout and self._fates[trip] < self._dropout:
-            duration, ending = duration * self._moments[trip], DROPS
-        if self._availability is not None:
-            left = self._availability.closes(client, self.now) - self.now
+            raise self.bad_duration(duration, trip)
+        if self.dropout and self.fates[trip] < self.dropout:
+            duration, ending = duration * self.moments[trip], DROPS
+        if self.availability is not None:
+            left = self.availability.closes(client, self.now) - self.now
             if duration > left:
                 duration, ending = left, DROPS
-        if self._timeout is not None and duration > self._timeout:
-            duration, ending = self._timeout, TIMES_OUT
+        if self.timeout is not None and duration > self.timeout:
+            duration, ending = self.timeout, TIMES_OUT
         self._put((self.now + duration, trip, ending))
         self._idle = 0
 
+    def bad_duration(self, duration: float, trip: int) -> ValueError:
+        return ValueError(f"timing: {self.timing} drew the duration {duration} for trip {trip}; expected a finite one >= 0")
+
+    def factor(self, client: int) -> float:
+        """What the durations of a client are multiplied by."""
+        return factor(self.timing, self.seed, client, self._examples(client))
+
     def _put(self, end: End) -> None:
-        number = int(end[0] * self._per_time)
+        number = int(end[0] * self.per_time)
         if number <= self._number:
             insort(self._ends, end, lo=self._position)
         elif number in self._buckets:
@@ -89,16 +96,16 @@ class Clock:
 
     def mean_duration(self, clients: int) -> float:
         """How long a trip by a random client is under way, on average, drop-outs, time-outs and closing windows included."""
-        mean = mean_duration(self._timing, self._seed, clients, self._examples)
-        if not self._dropout and self._timeout is None and self._availability is None:
+        mean = mean_duration(self.timing, self.seed, clients, self._examples)
+        if not self.dropout and self.timeout is None and self.availability is None:
             return mean
-        rng = generator(self._seed, "mean time under way")
-        durations = self._timing(rng, 100_000)
-        durations = durations * rng.choice(some_factors(self._timing, self._seed, clients, self._examples), len(durations))
-        durations = np.where(rng.random(len(durations)) < self._dropout, durations * rng.random(len(durations)), durations)
-        if self._availability is not None and self._availability.share < 1:
-            durations = np.minimum(durations, self._availability.open * rng.random(len(durations)))
-        return float(np.minimum(durations, math.inf if self._timeout is None else self._timeout).mean())
+        rng = generator(self.seed, "mean time under way")
+        durations = self.timing(rng, 100_000)
+        durations = durations * rng.choice(some_factors(self.timing, self.seed, clients, self._examples), len(durations))
+        durations = np.where(rng.random(len(durations)) < self.dropout, durations * rng.random(len(durations)), durations)
+        if self.availability is not None and self.availability.share < 1:
+            durations = np.minimum(durations, self.availability.open * rng.random(len(durations)))
+        return float(np.minimum(durations, math.inf if self.timeout is None else self.timeout).mean())
 
     def wake(self, at: float) -> None:
         self._put((at, _NEVER, WAKES))
@@ -127,9 +134,7 @@ class Clock:
         while True:
             if self._position == len(self._ends):
                 if not self._numbers:
-                    raise ValueError(
-                        f"no trip is in flight at virtual time {self.now:g} and none can start: nothing will happen any more"
-                    )
+                    raise nothing_left(self.now)
                 self._number = heapq.heappop(self._numbers)
                 self._ends, self._position = sorted(self._buckets.pop(self._number)), 0
             end = self._ends[self._position]
@@ -147,3 +152,7 @@ class Clock:
         self._buckets, self._numbers, self._ends, self._position, self._number = {}, [], [], 0, -1
         for time, trip, ending in state["ends"]:
             self._put((time, trip, ending))
+
+
+def nothing_left(now: float) -> ValueError:
+    return ValueError(f"no trip is in flight at virtual time {now:g} and none can start: nothing will happen any more")

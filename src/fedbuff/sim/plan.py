@@ -1,11 +1,12 @@
 """The plan of a run: who trains when, on which version, and which server step uses it, without training anything.
 
 The clock does not need the model, so the plan runs ahead of training and training knows what will be needed, and when.
-The timeline is a plan and nothing else.
+The timeline is a plan and nothing else. fastplan.py has the same plan, compiled.
 """
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fedbuff.core.random import Draw
@@ -17,7 +18,7 @@ from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timing import Sizes
 from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
-_HOPELESS = 20_000  # so many trips in a row without a server step, and nothing will come of it
+_HOPELESS = 20_000  # trips
 
 
 class Step(NamedTuple):
@@ -60,8 +61,8 @@ class Plan:
         self.trips = Trips()
         self.steps: deque[Step] = deque()
         self.failed: set[int] = set()
-        self._sizes, self._examples, self._weigh = sizes, sizes.listed, weigh
-        self._limit = math.inf if max_staleness is None else max_staleness
+        self.sizes, self._examples, self._weigh = sizes, sizes.listed, weigh
+        self.limit = math.inf if max_staleness is None else max_staleness
         self._weights: dict[int, float] = {}  # s(τ), as far as it was asked
         self._buffer: list[int] = []
         self._staleness: list[int] = []
@@ -70,14 +71,47 @@ class Plan:
     def begin(self) -> None:
         self._start(self.schedule.begin(0.0))
 
+    @property
+    def version(self) -> int:
+        return self.schedule.version
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.schedule.in_flight)
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def upcoming(self) -> float:
+        """When the next thing happens."""
+        return self.clock.upcoming()
+
+    def mean_in_flight(self) -> float:
+        """How many trips are in flight, on average."""
+        start = self.schedule.start
+        if isinstance(start, arrivals) and start.rate:
+            return start.rate * self.clock.mean_duration(self.schedule.clients)
+        return start.most()
+
     def run(self, version: int, most_trips: float = math.inf, before: float = math.inf) -> bool:
         """Go on until a server step makes `version`; False if so many trips have ended, or so much time has passed, before."""
-        schedule, order = self.schedule, self.trips.order
+        schedule, trips = self.schedule, self.trips
         while schedule.version < version:
-            if len(order) >= most_trips or (before < math.inf and self.clock.upcoming() > before):
+            if trips.ended >= most_trips or (before < math.inf and self.clock.upcoming() > before):
                 return False
             self.advance()
         return True
+
+    def follow(self, count: int) -> None:
+        """Go on until the first `count` trips have all ended."""
+        trips, seen, left = self.trips, 0, count
+        while left:
+            self.advance()
+            for trip in trips.order[seen : trips.ended]:
+                left -= trip < count
+            seen = trips.ended
+            self.steps.clear()  # nobody asks for them
 
     def advance(self) -> None:
         """Let the next thing happen."""
@@ -88,7 +122,7 @@ class Plan:
             return
         version = schedule.version
         staleness = version - schedule.in_flight[trip][1]
-        if ending == ARRIVES and staleness <= self._limit and trip not in self.failed:
+        if ending == ARRIVES and staleness <= self.limit and trip not in self.failed:
             schedule.arrived(trip)
             self.trips.end(trip, now, version, UNUSED)
             self._buffer.append(trip)
@@ -98,19 +132,16 @@ class Plan:
                 return
         else:
             schedule.ended(trip)
-            refused = FAILED if trip in self.failed and staleness <= self._limit else LATE
+            refused = FAILED if trip in self.failed and staleness <= self.limit else LATE
             self.trips.end(trip, now, version, DROPPED if ending == DROPS else refused if ending == ARRIVES else LATE)
-            if self.trips.ended - self._ended_at_step > max(_HOPELESS, 1000 * schedule.buffer_size):
-                raise ValueError(
-                    f"no server step in {self.trips.ended - self._ended_at_step:,} trips, up to virtual time {now:g}: "
-                    "all trips fail or come too late; see dropout, timeout, max_staleness"
-                )
+            if self.trips.ended - self._ended_at_step > patience(schedule.buffer_size):
+                raise hopeless(self.trips.ended - self._ended_at_step, now)
         self._start(schedule.start_trips(now))
 
     def _step(self, now: float) -> None:
         schedule, trips = self.schedule, self.trips
         known = self._weights
-        weights = [known[staleness] if staleness in known else self._weight(staleness) for staleness in self._staleness]
+        weights = [known[staleness] if staleness in known else self.weight(staleness) for staleness in self._staleness]
         before = schedule.version
         for gone, _ in schedule.step():
             self.clock.cancel(gone)
@@ -125,7 +156,8 @@ class Plan:
         )
         self._buffer, self._staleness = [], []
 
-    def _weight(self, staleness: int) -> float:
+    def weight(self, staleness: int) -> float:
+        """s(τ), checked."""
         weight = float(self._weigh(staleness))
         if not 0.0 <= weight < math.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
@@ -137,7 +169,7 @@ class Plan:
         for trip in started:
             client, version = schedule.in_flight[trip]
             clock.start(trip, client)
-            self.trips.started(client, self._examples[client] if self._examples else self._sizes(client), clock.now, version)
+            self.trips.started(client, self._examples[client] if self._examples else self.sizes(client), clock.now, version)
         at = schedule.wake()
         if at is not None:
             clock.wake(at)
@@ -154,12 +186,25 @@ class Plan:
             "failed": sorted(self.failed),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], failed: Iterable[int] | None = None) -> None:
+        """Take over a state; `failed` are the trips known to fail by now, if not those of the state."""
         self.schedule.restore(state["schedule"])
         self.clock.restore(state["clock"])
         self.schedule.wake()  # the clock remembers it
         self._buffer, self._staleness = (list(part) for part in state["buffer"])
-        self._ended_at_step, self.failed = state["ended_at_step"], set(state["failed"])
+        self._ended_at_step, self.failed = state["ended_at_step"], set(state["failed"] if failed is None else failed)
+
+
+def patience(buffer_size: int) -> int:
+    """So many trips without a server step, and none will come."""
+    return max(_HOPELESS, 1000 * buffer_size)
+
+
+def hopeless(ended: int, now: float) -> ValueError:
+    return ValueError(
+        f"no server step in {ended:,} trips, up to virtual time {now:g}: "
+        "all trips fail or come too late; see dropout, timeout, max_staleness"
+    )
 
 
 def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:

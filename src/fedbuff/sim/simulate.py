@@ -24,7 +24,6 @@ from fedbuff.core import check
 from fedbuff.core.aggregate import Aggregation, finite
 from fedbuff.core.random import Draw
 from fedbuff.core.server import SETTINGS, Server
-from fedbuff.core.starting import arrivals
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
@@ -33,8 +32,9 @@ from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
 from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.availability import windows
+from fedbuff.sim.fastplan import AnyPlan, fastest
 from fedbuff.sim.memory import own_peak_mb, together_mb
-from fedbuff.sim.plan import Plan, Step
+from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import Block, Pool
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import Until
@@ -126,7 +126,7 @@ def simulate(
         n = len(task.clients)
         flat, drawn = initial_weights(task, seed)
         weights = _starting_point(server, drawn)
-        plan = Plan(
+        plan = fastest(
             start=server.start,
             buffer_size=server.buffer_size,
             weigh=server.weigh,
@@ -160,8 +160,7 @@ def simulate(
             folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
             if folder.finished:
                 return load(folder.path)
-        start = plan.schedule.start
-        in_flight = start.rate * plan.clock.mean_duration(n) if isinstance(start, arrivals) and start.rate else start.most()
+        in_flight = plan.mean_in_flight()
         steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
         work = trainer(task, client, seed, training, flat)
         if work.note is not None:
@@ -253,7 +252,7 @@ class Simulation:
     def __init__(
         self,
         *,
-        plan: Plan,
+        plan: AnyPlan,
         ahead: Ahead,
         pool: Pool,
         aggregation: Aggregation,
@@ -275,6 +274,7 @@ class Simulation:
         self.evaluated = 0  # trips that had ended when the last evaluation began
         self.staleness_sum, self.used = 0, 0
         self.stopped: str | None = None
+        self.ended_at = 0.0  # in virtual time
         self.problem: ValueError | None = None  # why the plan can't go on
         self.snapshots: list[_Snapshot] = []  # of the plan, the first at or before the last step taken
         self.peak_memory_mb = 0.0  # of all processes together
@@ -316,7 +316,7 @@ class Simulation:
 
     def begin(self) -> None:
         self.plan.begin()
-        self.at = self.at._replace(started=self.plan.schedule.started)
+        self.at = self.at._replace(started=len(self.plan.trips))
         self.take_snapshot()
         self.look_ahead()
         self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0), 0)
@@ -331,8 +331,8 @@ class Simulation:
             goal = min(goal, u.server_steps)
         limits = math.inf if u.trips is None else u.trips, math.inf if u.virtual_time is None else u.virtual_time
         try:
-            while plan.schedule.version < goal and plan.run(plan.schedule.version + 1, *limits):
-                if len(plan.trips) - self.snapshots[-1].started > 4 * max(1000, len(plan.schedule.in_flight)):
+            while plan.version < goal and plan.run(plan.version + 1, *limits):
+                if len(plan.trips) - self.snapshots[-1].started > 4 * max(1000, plan.in_flight):
                     self.take_snapshot()
         except ValueError as e:
             self.problem = e  # it happens when the run gets there, if it does
@@ -342,9 +342,9 @@ class Simulation:
         u, plan = self.until, self.plan
         if u.trips is not None and plan.trips.ended >= u.trips:
             return f"reached {u.trips:,} trips"
-        if u.server_steps is not None and plan.schedule.version >= u.server_steps:
+        if u.server_steps is not None and plan.version >= u.server_steps:
             return f"reached {u.server_steps:,} server steps"
-        if u.virtual_time is not None and plan.clock.upcoming() > u.virtual_time:
+        if u.virtual_time is not None and plan.upcoming() > u.virtual_time:
             return f"reached virtual time {u.virtual_time:g}"
         return None
 
@@ -387,7 +387,7 @@ class Simulation:
     def first_after(self, version: int) -> int:
         """The first trip that did not start on `version` or before."""
         steps = self.plan.steps
-        return steps[0].first if steps else self.plan.schedule.started
+        return steps[0].first if steps else len(self.plan.trips)
 
     def refuse(self, bad: set[int]) -> None:
         """The server refuses updates that are not finite: the plan goes another way from the step before on."""
@@ -395,12 +395,11 @@ class Simulation:
         snapshot, failed = self.snapshots[0], self.plan.failed | bad
         self.ahead.forget(self.at.version, self.at.first, self.at.ended)
         self.plan.trips.rewind(snapshot.started, snapshot.ended)
-        self.plan.restore(snapshot.state)
-        self.plan.failed, self.problem = failed, None
+        self.plan.restore(snapshot.state, failed)
+        self.problem = None
         self.plan.steps.clear()
         del self.snapshots[1:]
-        while self.plan.schedule.version < self.at.version:
-            self.plan.advance()
+        self.plan.run(self.at.version)
         self.plan.steps.clear()
         self.look_ahead()
         self.ahead.consider(self.at.version, self.at.first, self.first_after(self.at.version))
@@ -408,7 +407,7 @@ class Simulation:
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
         plan = self.plan
-        self.snapshots.append(_Snapshot(plan.schedule.version, len(plan.trips), plan.trips.ended, plan.state()))
+        self.snapshots.append(_Snapshot(plan.version, len(plan.trips), plan.trips.ended, plan.state()))
 
     def end(self) -> None:
         """The plan is over: whatever is still being evaluated may end the run earlier."""
@@ -419,15 +418,16 @@ class Simulation:
             raise self.problem
         limit = self.limit()
         if self.metrics[-1]["server_steps"] != self.at.version:
-            self.evaluate(self.plan.trips.ended, self.plan.clock.now)
+            self.evaluate(self.plan.trips.ended, self.plan.now)
             self.collect(wait=True)
-        self.stopped = self.stopped or limit
+        if self.stopped is None:
+            self.stopped, self.ended_at = limit, self.plan.now
 
     def stop(self, step: Step, reason: str) -> None:
         """The run ended right after `step`: what the plan knows beyond it never happened."""
         self.stopped = reason
+        self.ended_at = step.time
         self.plan.trips.rewind(step.started, step.ended)
-        self.plan.clock.now = step.time
         if step.version != self.at.version:
             self.aggregation.weights = self.pool.weights(step.version).copy()
         self.at = step
@@ -537,7 +537,7 @@ class Simulation:
             "trips": trips.ended,
             "in_flight": len(trips) - trips.ended,
             "server_steps": self.at.version,
-            "virtual_time": self.until.virtual_time if by_time else self.plan.clock.now,
+            "virtual_time": self.until.virtual_time if by_time else self.ended_at,
             "wall_seconds": seconds,
             "trips_per_second": trips.ended / seconds,
             "peak_memory_mb": self.peak_memory_mb or own_peak_mb(),

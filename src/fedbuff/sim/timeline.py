@@ -16,7 +16,7 @@ from fedbuff.core.random import Draw
 from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
 from fedbuff.sim.availability import windows
-from fedbuff.sim.plan import Plan
+from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.timing import Sizes, half_normal
 
 
@@ -91,7 +91,7 @@ def timeline(
     check.integer(0, seed=seed)
     n, seed = int(clients) if isinstance(clients, Integral) else len(clients), int(seed)  # type: ignore[arg-type]
     check.integer(1, clients=n)
-    plan = Plan(
+    plan = fastest(
         start=check.plain(start),
         buffer_size=buffer_size,
         weigh=weigh,
@@ -105,11 +105,5 @@ def timeline(
         availability=availability,
     )
     plan.begin()
-    order, seen, left = plan.trips.order, 0, trips
-    while left:
-        plan.advance()
-        while seen < len(order):
-            left -= order[seen] < trips
-            seen += 1
-        plan.steps.clear()
+    plan.follow(trips)
     return Timeline(**plan.trips.arrays(trips))

@@ -218,9 +218,10 @@ class Sizes:
 
     def __init__(self, examples: Any = None) -> None:
         self._examples = examples
-        self.listed: list[int] | None = None if examples is None or callable(examples) else [int(n) for n in examples]
+        self.asked = callable(examples)
+        self.listed: list[int] | None = None if examples is None or self.asked else [int(n) for n in examples]
 
     def __call__(self, client: int) -> int:
         if self._examples is None:
             return 1
-        return int(self._examples(client)) if callable(self._examples) else int(self._examples[client])
+        return int(self._examples(client)) if self.asked else int(self._examples[client])

@@ -1,0 +1,84 @@
+"""C++ beside our Python: compiled at first use by the machine's own compiler, cached on disk, called by ctypes.
+
+The file in the cache is named by a hash of source, flags, compiler and processor, and moved there when it is complete, so
+processes may race for it. Without a compiler, or with FEDBUFF_KERNELS=off, there is a slower way, and we say so once.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+def load(source: Path, flags: Sequence[str], functions: Mapping[str, str], otherwise: str) -> ctypes.CDLL | None:
+    """The compiled source, or None, having said on stderr why, and what happens `otherwise`.
+
+    `functions` are its functions: the kinds of the arguments, p(ointer), i(nteger) or d(ouble), then of the result if any
+    after an arrow, e.g. "pii->i".
+    """
+    if os.environ.get("FEDBUFF_KERNELS", "").lower() == "off":
+        print(f"fedbuff: FEDBUFF_KERNELS=off, so {otherwise}, which is slower", file=sys.stderr)
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        print(f"fedbuff: found no C++ compiler (set $CXX); {otherwise}, which is slower", file=sys.stderr)
+        return None
+    try:
+        loaded = ctypes.CDLL(str(built(source, flags, compiler, cache_folder())))
+        for name, kinds in functions.items():
+            arguments, _, result = kinds.partition("->")
+            function = getattr(loaded, name)
+            function.argtypes = [_KINDS[kind] for kind in arguments]
+            function.restype = _KINDS[result] if result else None
+        return loaded
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        print(f"fedbuff: could not compile {source.name}, {otherwise}: {detail}", file=sys.stderr)
+        return None
+
+
+def find_compiler() -> str | None:
+    """$CXX, or the first of the usual names that is there."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
+    if own := os.environ.get("FEDBUFF_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
+
+
+def built(source: Path, flags: Sequence[str], compiler: str, folder: Path) -> Path:
+    """The shared library in the cache, compiled if it is not there yet."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    identity = [source.read_text(), " ".join(flags), compiler, version, platform.machine(), processor_flags()]
+    path = folder / f"{source.stem}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"fedbuff: compiling {source.name} for this machine, once, into {folder} …", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / path.name
+        command = [compiler, *flags, "-shared", "-fPIC", str(source), "-o", str(made)]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        made.replace(path)  # atomic: others see the whole file or none
+    return path
+
+
+def processor_flags() -> str:
+    """What -march=native depends on; a cache may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
