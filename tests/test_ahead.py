@@ -60,10 +60,10 @@ class Counting:
         monkeypatch.setattr(Trainer, "train", self.train_with(Trainer.train))
 
     def train_with(self, train):
-        def counted(trainer, trips, clients, weights):
+        def counted(trainer, updates, rows, trips, *rest):
             self.trained += list(trips)
             self.sizes.append(len(trips))
-            return train(trainer, trips, clients, weights)
+            train(trainer, updates, rows, trips, *rest)
 
         return counted
 

@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "d": ctypes.c_double}
 
 
 def load(source: Path, flags: Sequence[str], functions: Mapping[str, str], otherwise: str) -> ctypes.CDLL | None:
     """The compiled source, or None, having said on stderr why, and what happens `otherwise`.
 
-    `functions` are its functions: the kinds of the arguments, p(ointer), i(nteger) or d(ouble), then of the result if any
-    after an arrow, e.g. "pii->i".
+    `functions` are its functions: the kinds of the arguments, p(ointer), i(nteger), u(nsigned) or d(ouble), and after an arrow
+    that of the result, if any: "pii->i".
     """
     if os.environ.get("FEDBUFF_KERNELS", "").lower() == "off":
         print(f"fedbuff: FEDBUFF_KERNELS=off, so {otherwise}, which is slower", file=sys.stderr)

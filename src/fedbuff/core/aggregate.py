@@ -5,11 +5,9 @@
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbuff.core.optimizers import Optimizer, State
 from fedbuff.core.versions import Vector
@@ -42,18 +40,14 @@ class Aggregation:
         self._count += examples
         return None
 
-    def add_all(self, updates: NDArray[np.floating], weights: Sequence[float], examples: Sequence[int]) -> bool:
-        """Fill an empty buffer with the rows of a matrix, as `add` would; False if one would be refused: it is empty still.
+    def room(self) -> Vector:
+        """A vector for a whole buffer's sum, made by somebody who has all its updates at once; see `add_sum`."""
+        return self._next
 
-        The rows are used up. It takes fewer operations for short vectors; `mixing` is not for it.
-        """
-        updates *= np.array([w * n for w, n in zip(weights, examples, strict=True)], updates.dtype)[:, None]
-        np.add.reduce(updates, axis=0, out=self._next, initial=0.0)
-        if not finite(self._next):
-            return False
+    def add_sum(self, count: int) -> None:
+        """Fill an empty buffer with the sum in `room()`: what `add` would have made, one after another, of finite updates."""
         self._sum, self._next = self._next, self._sum
-        self._count += sum(examples)
-        return True
+        self._count += count
 
     def step(self, staleness: int) -> Vector:
         """Take the server step, w ← w − η_g Δ̄ / K or what the optimizer makes of it. `staleness` is the buffer's largest."""

@@ -678,10 +678,17 @@ struct Network {
   }
 };
 
+struct Client {
+  const float* x;
+  const i64* y;
+  i64 examples;
+};
+
+// The examples of trip i are those of table[where[i]], its update goes into row into[i].
 // Returns the number of the first trip with a label that is no class, or -1.
-extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* ys, const i64* examples,
-                           const float* const* starts, const std::uint64_t* of_trip, float* updates, i64 stride, i64 layers,
-                           const i64* sizes, const i64* bias, const Sgd* how) {
+extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, const i64* clients, const i64* numbers,
+                           const float* const* starts, const i64* into, float* updates, i64 stride, std::uint64_t hash,
+                           i64 layers, const i64* sizes, const i64* bias, const Sgd* how) {
   const Network net(layers, sizes, bias);
   const Sgd sgd = *how;
   const i64 classes = sizes[layers], features = sizes[0];
@@ -693,9 +700,10 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
   std::vector<i64> order;
   const float* loaded = nullptr;
   for (i64 trip = 0; trip < trips; trip++) {
-    const i64 n = examples[trip];
+    const auto [x, y, n] = table[where[trip]];
     for (i64 i = 0; i < n; i++)
-      if (ys[trip][i] < 0 || ys[trip][i] >= classes) return trip;
+      if (y[i] < 0 || y[i] >= classes) return trip;
+    const std::uint64_t of_trip = mix(mix(hash + static_cast<std::uint64_t>(clients[trip])) + static_cast<std::uint64_t>(numbers[trip]));
     if (loaded != starts[trip]) {
       loaded = starts[trip];
       net.each([&](i64 from, i64 to) { start[to] = loaded[from]; });
@@ -708,7 +716,7 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
     for (i64 step = 0; step < steps; step++) {
       const i64 first = step % per_epoch * sgd.batch_size, count = std::min(sgd.batch_size, n - first);
       if (first == 0) {
-        const std::uint64_t of_epoch = mix(of_trip[trip] + static_cast<std::uint64_t>(step / per_epoch));
+        const std::uint64_t of_epoch = mix(of_trip + static_cast<std::uint64_t>(step / per_epoch));
         if (per_epoch == 1) {  // one batch of everything: its order does not matter
           for (i64 i = 0; i < n; i++) order[i] = i;
         } else {
@@ -719,7 +727,7 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
         }
       }
       for (auto& r : rows) r.resize(count);
-      for (i64 i = 0; i < count; i++) rows[0][i] = xs[trip] + order[first + i] * features;
+      for (i64 i = 0; i < count; i++) rows[0][i] = x + order[first + i] * features;
       for (i64 l = 0; l < layers; l++) {
         const i64 in = sizes[l], width = filled(sizes[l + 1]);
         std::vector<float>& z = hidden[l];
@@ -750,7 +758,7 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
         for (int k = 0; k < 8; k++) sum += sums[k];
         const float scale = 1 / sum;
         for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) * scale);
-        row[ys[trip][order[first + i]]] -= 1;
+        row[y[order[first + i]]] -= 1;
         for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
       }
       const float* d = p.data();
@@ -791,7 +799,7 @@ extern "C" i64 train_trips(i64 trips, const float* const* xs, const i64* const* 
         store(&w[i], now - direction * lr);
       }
     }
-    float* update = updates + trip * stride;
+    float* update = updates + into[trip] * stride;
     net.each([&](i64 to, i64 from) { update[to] = start[from] - w[from]; });
   }
   return -1;

@@ -30,7 +30,7 @@ _FUNCTIONS = {
     "client_sums": "ppipiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
-    "train_trips": "ippppppiippp->i",
+    "train_trips": "ipppppppiuippp->i",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -71,11 +71,15 @@ def hashes(seed: int, purpose: str, *ids: Sequence[int]) -> Hashes:
     >>> hashes(0, "shuffle", [3, 4], [7, 7])[1] == hashes(0, "shuffle", [4], [7])[0]
     np.True_
     """
-    start = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(purpose.encode()) * 0xD1342543DE82EF95) & _MASK
-    z = np.full(len(ids[0]), start, np.uint64)
+    z = np.full(len(ids[0]), beginning(seed, purpose), np.uint64)
     for column in ids:
         z = _mix(z + np.asarray(column, np.uint64))
     return z
+
+
+def beginning(seed: int, purpose: str) -> int:
+    """Where hashes of one purpose begin."""
+    return (seed * 0x9E3779B97F4A7C15 + zlib.crc32(purpose.encode()) * 0xD1342543DE82EF95) & _MASK
 
 
 def _mix(z: Hashes) -> Hashes:

@@ -6,6 +6,8 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 """
 
 import ctypes
+import math
+from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.kernels import Sgd, usable
 from fedbuff.learn.local import Job, Matrix, Train, room_for
-from fedbuff.learn.shuffle import hashes
+from fedbuff.learn.shuffle import beginning
 from fedbuff.learn.task import Task
 
 _LARGEST = 1 << 16  # weights; larger layers are better off with a real matrix library
@@ -45,11 +48,57 @@ def layers_of(module: nn.Module) -> list[nn.Linear] | None:
 _KINDS = (nn.Linear, nn.Sequential, nn.Flatten, nn.ReLU)
 
 
-def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) -> Train | None:
-    """A function that trains chunks of trips of this task, if it is small enough; else None.
+class Small:
+    """Trains chunks of trips of a small network.
 
-    Chunks whose examples the kernel can't take (labels that are no class, say) go to `otherwise`.
+    It is called like every other way to train, `(jobs, out=None) -> updates`; `into` spares the copy. Chunks whose
+    examples the kernel can't take (labels that are no class, say) go to `otherwise`.
     """
+
+    def __init__(
+        self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, layers: list[nn.Linear], kernels: ctypes.CDLL, otherwise: Train
+    ) -> None:
+        self._flat, self._otherwise, self._kernels = flat, otherwise, kernels
+        sizes = (ctypes.c_int64 * (len(layers) + 1))(layers[0].in_features, *(layer.out_features for layer in layers))
+        bias = (ctypes.c_int64 * len(layers))(*(int(layer.bias is not None) for layer in layers))
+        how = Sgd(
+            sgd.lr, sgd.momentum, sgd.weight_decay, sgd.proximal, sgd.batch_size, sgd.epochs,
+            -1 if sgd.steps is None else sgd.steps, sgd.lr_norm,
+        )  # fmt: skip
+        self._network = len(layers), sizes, bias, ctypes.pointer(how)
+        self._hash = beginning(seed, "shuffle")
+        self._places = Places(task, flat, layers[0].in_features)
+
+    def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
+        updates = room_for(jobs, self._flat) if out is None else out
+        trips, clients, weights = [job.trip for job in jobs], [job.client for job in jobs], [job.weights for job in jobs]
+        taken = self.into(updates, range(len(jobs)), trips, clients, weights)
+        return updates if taken else self._otherwise(jobs, updates)
+
+    def into(
+        self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
+    ) -> bool:
+        """Write the updates into these rows; False if the kernel can't take one of these trips: then they may hold anything."""
+        if updates.dtype != np.float32 or updates.strides[-1] != 4 or not clients:
+            return False
+        distinct = {id(w): w for w in weights}
+        if any(w.dtype != np.float32 or not w.flags.c_contiguous for w in distinct.values()):
+            return False
+        found = self._places.of(clients)
+        if found is None:
+            return False
+        table, where, _kept = found
+        address = {number: w.ctypes.data for number, w in distinct.items()}
+        columns = [array("q", column) for column in (where, clients, trips, [address[id(w)] for w in weights], rows)]
+        bad = self._kernels.train_trips(
+            len(clients), table.ctypes.data, *(column.buffer_info()[0] for column in columns), updates.ctypes.data,
+            updates.strides[0] // 4, self._hash, *self._network,
+        )  # fmt: skip
+        return bool(bad < 0)
+
+
+def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) -> Small | None:
+    """A way to train chunks of trips of this task, if it is small enough; else None."""
     layers = layers_of(flat.module)
     kernels = usable(flat.vector)
     expected = [p for layer in layers or () for p in (layer.weight, layer.bias) if p is not None]
@@ -57,38 +106,10 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
         return None
     if [id(p) for p in expected] != [id(p) for p in flat.parameters.values()]:  # some are frozen, or tied
         return None
-    sizes = (ctypes.c_int64 * (len(layers) + 1))(layers[0].in_features, *(layer.out_features for layer in layers))
-    bias = (ctypes.c_int64 * len(layers))(*(int(layer.bias is not None) for layer in layers))
-    how = Sgd(
-        sgd.lr, sgd.momentum, sgd.weight_decay, sgd.proximal, sgd.batch_size, sgd.epochs,
-        -1 if sgd.steps is None else sgd.steps, sgd.lr_norm,
-    )  # fmt: skip
-    places = Places(task, flat, layers[0].in_features)
-
-    def train(jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
-        updates = room_for(jobs, flat) if out is None else out
-        count = len(jobs)
-        clients = [job.client for job in jobs]
-        found = places.of(clients)
-        weights = [job.weights for job in jobs]
-        fits = updates.dtype == np.float32 and updates.strides[-1] == 4
-        fits &= all(w.dtype == np.float32 and w.flags.c_contiguous for w in {id(w): w for w in weights}.values())
-        if found is None or not fits or count == 0:
-            return otherwise(jobs, updates)
-        x, y, n, _kept = found
-        address: dict[int, int] = {}
-        starts = np.array([address.get(id(w)) or address.setdefault(id(w), w.ctypes.data) for w in weights], np.int64)
-        of_trip = hashes(seed, "shuffle", clients, [job.trip for job in jobs])
-        bad = kernels.train_trips(
-            count, x.ctypes.data, y.ctypes.data, n.ctypes.data, starts.ctypes.data, of_trip.ctypes.data, updates.ctypes.data,
-            updates.strides[0] // 4, len(layers), sizes, bias, ctypes.byref(how),
-        )  # fmt: skip
-        return updates if bad < 0 else otherwise(jobs, updates)
-
-    return train
+    return Small(task, sgd, seed, flat, layers, kernels, otherwise)
 
 
-Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[torch.Tensor]]
+Found = tuple[NDArray[np.int64], Sequence[int], list[torch.Tensor]]
 
 
 class Places:
@@ -97,28 +118,29 @@ class Places:
     def __init__(self, task: Task, flat: Flat, features: int) -> None:
         self.task, self.flat, self.features = task, flat, features
         self.all = isinstance(task.clients, list | tuple)
-        self.table = np.zeros((3, len(task.clients) if self.all else 0), np.int64)  # inputs, labels, how many
+        self.table = np.zeros((len(task.clients) if self.all else 0, 3), np.int64)  # inputs, labels, how many
+        self.missing = len(self.table)
         self.kept: list[torch.Tensor] = []
 
-    def of(self, clients: list[int]) -> Found | None:
-        """Addresses of inputs and labels, the number of examples, and what to keep while they are used."""
+    def of(self, clients: Sequence[int]) -> Found | None:
+        """A table of addresses of inputs and labels and numbers of examples, a row of it for each of these clients, and what
+        to keep while it is used.
+        """
         if not self.all:
             kept: list[torch.Tensor] = []
             rows = [self.find(client, kept) for client in clients]
             if any(row is None for row in rows):
                 return None
-            x, y, n = np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 3).T)
-            return x, y, n, kept
-        n = self.table[2, clients]
-        if not n.all():
+            return np.array(rows, np.int64).reshape(-1, 3), range(len(rows)), kept
+        if self.missing:
             for client in clients:
-                if not self.table[2, client]:
+                if not self.table[client, 2]:
                     row = self.find(client, self.kept)
                     if row is None:
                         return None
-                    self.table[:, client] = row
-            n = self.table[2, clients]
-        return self.table[0, clients], self.table[1, clients], n, self.kept
+                    self.table[client] = row
+                    self.missing -= 1
+        return self.table, clients, self.kept
 
     def find(self, client: int, kept: list[torch.Tensor]) -> tuple[int, int, int] | None:
         x, y = self.task.clients[client]
@@ -128,7 +150,7 @@ class Places:
             y = as_tensor(y, like=self.flat.vector).contiguous()
         if str(x.dtype).split(".")[-1] != "float32" or str(y.dtype).split(".")[-1] != "int64" or y.ndim != 1 or len(y) == 0:
             return None
-        if len(x) != len(y) or np.prod(x.shape[1:]) != self.features:
+        if len(x) != len(y) or math.prod(x.shape[1:]) != self.features:
             return None
         kept += [x, y]
         return _address(x), _address(y), len(y)

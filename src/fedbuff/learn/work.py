@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from fedbuff.core.versions import Vector
@@ -13,6 +14,7 @@ from fedbuff.learn.evaluate import evaluate_rows
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
+from fedbuff.learn.small import Small
 from fedbuff.learn.task import Task
 from fedbuff.learn.tasks import cross_entropy
 from fedbuff.learn.training import Training
@@ -27,9 +29,12 @@ class Trainer:
     trips: Train
     note: str | None = None  # why trips are trained one at a time, if they can't be trained together
 
-    def train(self, trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]) -> Matrix:
-        """The updates of trips, one per row; trips of one version have the same array as weights."""
-        return self.trips([Job(*job) for job in zip(trips, clients, weights, strict=True)])
+    def train(
+        self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
+    ) -> None:
+        """Write the updates of trips into these rows; trips of one version have the same array as weights."""
+        if not (isinstance(self.trips, Small) and self.trips.into(updates, rows, trips, clients, weights)):
+            updates[np.asarray(rows)] = self.trips([Job(*job) for job in zip(trips, clients, weights, strict=True)])
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""

@@ -90,15 +90,20 @@ class Ahead:
         trips = self._plan.trips
         outcome, needed, sight = trips.outcome, trips.server_step, version + self.steps
         self._place.extend([0] * (last - len(self._place)))
-        held = 0
+        held = last - first
+        if held and max(outcome[first:last]) == USED == 0 and max(needed[first:last]) <= sight:  # nearly always
+            soon, rest, limit = self._soon, self._open, version + _SOON
+            for trip, step in enumerate(needed[first:last], first):
+                (soon if step <= limit else rest).append(trip)
+            self._cost += sum(trips.examples[first:last]) * self._per_example
+            first = last
         for trip in range(first, last):
             if outcome[trip] == USED and needed[trip] <= sight:
                 self._open_up(trip, version)
             elif outcome[trip] in _OVER:
-                continue
+                held -= 1
             else:
                 self._waiting[trip] = version
-            held += 1
         if held:
             self.hold(version, held)
         if self._waiting:

@@ -19,7 +19,7 @@ from fedbuff.compiled import load
 from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.sim.clock import WAKES, nothing_left
 from fedbuff.sim.plan import Plan, Step, hopeless, patience
-from fedbuff.sim.trips import COLUMNS, Trips
+from fedbuff.sim.trips import COLUMNS, IN_FLIGHT, Trips
 
 _SOURCE = Path(__file__).with_name("plan.cpp")
 # sums and products are rounded one by one, as in Python
@@ -85,7 +85,7 @@ class FastPlan:
         self.trips, self.failed, self.steps = Trips(), frozenset[int](), deque[Step]()
         self._plan, self._library = plan, library
         clock, start, size = plan.clock, plan.schedule.start, plan.schedule.buffer_size
-        self._buffer, self._staleness, self._weights = (array(kind, [0]) * size for kind in "qqd")
+        self._buffer, self._staleness, self._weights = array("q", [0]) * size, array("q", [0]) * size, array("d", [0.0]) * size
         self._sizes = None if plan.sizes.listed is None else array("q", plan.sizes.listed)
         self._streams = (plan.schedule.choices, clock.durations, clock.fates, clock.moments, plan.schedule.gaps)
         self._raised: BaseException | None = None
@@ -188,8 +188,8 @@ class FastPlan:
             if not self._done(self._library.plan_run(self._object, facts.version + 1, most, before)):
                 return False
             trips, weights, staleness = self._buffer.tolist(), self._weights.tolist(), self._staleness.tolist()
-            where = facts.first, facts.started, facts.now, facts.ended
-            self.steps.append(Step(facts.version, trips, weights, staleness, *where))
+            now, started, ended = facts.now, facts.started, facts.ended
+            self.steps.append(Step(facts.version, trips, weights, staleness, facts.first, started, now, ended))
         return True
 
     def follow(self, count: int) -> None:
@@ -215,38 +215,44 @@ class FastPlan:
     # ── what is kept, as plan.py keeps it ────────────────────────────────────────────────────────────────────────────
 
     def state(self) -> dict[str, Any]:
-        f, trips = self._facts, self.trips
-        in_flight = trips.in_flight()
-        room = len(in_flight) + 1024  # wake-ups, and ends that were cancelled
-        while True:
-            times, numbers, endings = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
-            count = self._library.plan_ends(self._object, room, *(a.ctypes.data for a in (times, numbers, endings)))
-            if count <= room:
-                break
-            room = count
-        ends = list(zip(times[:count].tolist(), numbers[:count].tolist(), endings[:count].tolist(), strict=True))
-        known = set(in_flight)
-        return {
-            "schedule": {
-                "version": f.version,
-                "in_flight": [[trip, trips.client[trip], trips.start_version[trip]] for trip in in_flight],
-                "buffered": [trips.client[trip] for trip in self._buffer[: f.buffered]],
-                "started": f.started,
-                "draws": f.draws,
-                "arrivals": f.arrivals,
-                "next_arrival": f.next_arrival if isinstance(self._plan.schedule.start, arrivals) else None,
-                "origin": f.origin,
-                "retry_at": None,
-            },
-            "clock": {
-                "now": f.now,
-                "ends": ends,
-                "cancelled": sorted(trip for _, trip, ending in ends if ending != WAKES and trip not in known),
-            },
-            "buffer": [self._buffer[: f.buffered].tolist(), self._staleness[: f.buffered].tolist()],
-            "ended_at_step": f.ended_at_step,
-            "failed": sorted(self.failed),
-        }
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        f = _Facts.from_buffer_copy(self._facts)
+        count = room = self._library.plan_ends(self._object, 0, None, None, None)
+        times, numbers, endings = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
+        self._library.plan_ends(self._object, room, *(a.ctypes.data for a in (times, numbers, endings)))
+        is_trip = endings[:count] != WAKES
+        trips = numbers[is_trip]
+        flying = np.frombuffer(self.trips.outcome, np.uint8)[trips] == IN_FLIGHT
+        in_flight, cancelled = np.sort(trips[flying]), np.sort(trips[~flying])
+        buffer, staleness, failed = self._buffer[: f.buffered], self._staleness[: f.buffered], sorted(self.failed)
+
+        def state() -> dict[str, Any]:
+            client, version = self.trips.client, self.trips.start_version
+            return {
+                "schedule": {
+                    "version": f.version,
+                    "in_flight": [[trip, client[trip], version[trip]] for trip in in_flight.tolist()],
+                    "buffered": [client[trip] for trip in buffer],
+                    "started": f.started,
+                    "draws": f.draws,
+                    "arrivals": f.arrivals,
+                    "next_arrival": f.next_arrival if isinstance(self._plan.schedule.start, arrivals) else None,
+                    "origin": f.origin,
+                    "retry_at": None,
+                },
+                "clock": {
+                    "now": f.now,
+                    "ends": list(zip(times.tolist(), numbers.tolist(), endings.tolist(), strict=True)),
+                    "cancelled": cancelled.tolist(),
+                },
+                "buffer": [buffer.tolist(), staleness.tolist()],
+                "ended_at_step": f.ended_at_step,
+                "failed": failed,
+            }
+
+        return state
 
     def restore(self, state: dict[str, Any], failed: Iterable[int] | None = None) -> None:
         f, schedule, clock = self._facts, state["schedule"], state["clock"]

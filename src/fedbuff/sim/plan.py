@@ -6,7 +6,7 @@ The timeline is a plan and nothing else. fastplan.py has the same plan, compiled
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fedbuff.core.random import Draw
@@ -185,6 +185,11 @@ class Plan:
             "ended_at_step": self._ended_at_step,
             "failed": sorted(self.failed),
         }
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, for later: it may be cheaper to take than to write out."""
+        state = self.state()
+        return lambda: state
 
     def restore(self, state: dict[str, Any], failed: Iterable[int] | None = None) -> None:
         """Take over a state; `failed` are the trips known to fail by now, if not those of the state."""

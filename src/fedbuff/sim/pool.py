@@ -7,8 +7,6 @@ by key. Which work goes into which chunk is decided before, so that every pool g
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-
 from fedbuff.core.versions import Vector
 from fedbuff.sim.shared import Rows
 
@@ -95,8 +93,8 @@ def do(work: Work, trainer: "Trainer", versions: SharedVersions, updates: Rows) 
     if isinstance(work, Block):
         return trainer.evaluate(versions[work.version], work.split, work.start)
     starts = {version: versions[version] for version in dict.fromkeys(work.versions)}
-    trained = trainer.train(work.trips, work.clients, [starts[version] for version in work.versions])
-    updates.matrix[np.asarray(work.rows)] = trained
+    weights = [starts[version] for version in work.versions]
+    trainer.train(updates.matrix, work.rows, work.trips, work.clients, weights)
     updates.rest(list(work.rows))
     versions.rest()
     return None

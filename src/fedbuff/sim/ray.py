@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedbuff.core.versions import Vector
 from fedbuff.sim.pool import NOW, Block, Chunk, Work
 from fedbuff.sim.shared import Rows
@@ -184,7 +186,10 @@ class _Worker:
 
     def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:
         weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))
-        return self._trainer.train(trips, clients, [weights[version] for version in versions])
+        starts = [weights[version] for version in versions]
+        updates = np.empty((len(trips), len(starts[0])), starts[0].dtype)
+        self._trainer.train(updates, range(len(trips)), trips, clients, starts)
+        return updates
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
         return self._trainer.evaluate(weights, split, start)

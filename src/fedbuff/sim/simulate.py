@@ -36,11 +36,11 @@ from fedbuff.sim.fastplan import AnyPlan, fastest
 from fedbuff.sim.memory import own_peak_mb, together_mb
 from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import Block, Pool
+from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
-_SHORT = 4096  # weights: up to here the updates of a buffer are added in one go
 _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
 
 
@@ -376,7 +376,9 @@ class Simulation:
         """Add the updates in the order of their arrival; the trips whose updates the server refuses, if any."""
         table, updates, mixing = self.plan.trips.examples, self.ahead.updates, self.mixing
         examples = [table[trip] for trip in step.trips] if self.by_examples else [1] * len(rows)
-        if updates.shape[1] <= _SHORT and not mixing and self.aggregation.add_all(updates[rows], step.weights, examples):
+        factors = [w * n for w, n in zip(step.weights, examples, strict=True)] if self.by_examples else step.weights
+        if not mixing and weighted_sum(updates, rows, factors, self.aggregation.room()):
+            self.aggregation.add_sum(sum(examples))
             return set()
         for trip, row, weight, n in zip(step.trips, rows, step.weights, examples, strict=True):
             start = self.ahead.start(trip) if mixing else None
@@ -395,7 +397,7 @@ class Simulation:
         snapshot, failed = self.snapshots[0], self.plan.failed | bad
         self.ahead.forget(self.at.version, self.at.first, self.at.ended)
         self.plan.trips.rewind(snapshot.started, snapshot.ended)
-        self.plan.restore(snapshot.state, failed)
+        self.plan.restore(snapshot.state(), failed)
         self.problem = None
         self.plan.steps.clear()
         del self.snapshots[1:]
@@ -407,7 +409,7 @@ class Simulation:
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
         plan = self.plan
-        self.snapshots.append(_Snapshot(plan.version, len(plan.trips), plan.trips.ended, plan.state()))
+        self.snapshots.append(_Snapshot(plan.version, len(plan.trips), plan.trips.ended, plan.snapshot()))
 
     def end(self) -> None:
         """The plan is over: whatever is still being evaluated may end the run earlier."""
@@ -447,8 +449,6 @@ class Simulation:
 
     def collect(self, wait: bool) -> None:
         """Write down the evaluations that are done, in order; the first that ends the run ends it."""
-        from fedbuff.learn.evaluate import combine
-
         while self.evaluations and self.stopped is None:
             at, keys = self.evaluations[0]
             if not wait and not self.pool.alone and not all(self.pool.finished(key) for key in keys):
@@ -457,6 +457,8 @@ class Simulation:
             found: dict[str, list[Any]] = {}
             for key, (split, _) in zip(keys, self.blocks, strict=True):
                 found.setdefault(split, []).append(self.pool.result(key))
+            from fedbuff.learn.evaluate import combine  # not before: it needs torch
+
             results = {split: combine(blocks, self.task.accuracy is not None) for split, blocks in found.items()}
             self.record(at, results)
             self.ahead.release(at.version)
@@ -492,7 +494,7 @@ class Simulation:
             "ahead": chunks,
             "plan": self.plan.state(),
             "steps": list(self.plan.steps),
-            "snapshots": self.snapshots,
+            "snapshots": [(*snapshot[:-1], snapshot.state()) for snapshot in self.snapshots],
             "at": self.at,
             "evaluations": [at for at, _ in self.evaluations],
             "evaluated": self.evaluated,
@@ -506,7 +508,7 @@ class Simulation:
         self.plan.trips.restore(arrays)
         self.plan.restore(facts["plan"])
         self.plan.steps.extend(Step(*step) for step in facts["steps"])
-        self.snapshots = [_Snapshot(*snapshot) for snapshot in facts["snapshots"]]
+        self.snapshots = [_Snapshot(a, b, c, partial(dict, state)) for a, b, c, state in facts["snapshots"]]
         self.at, self.evaluated = Step(*facts["at"]), facts["evaluated"]
         self.ahead.restore(arrays, facts["ahead"], self.at.version)
         self.aggregation.restore(arrays[f"version.{self.at.version}"], arrays, facts["aggregation"])
@@ -568,4 +570,4 @@ class _Snapshot(NamedTuple):
     version: int
     started: int
     ended: int
-    state: dict[str, Any]
+    state: Callable[[], dict[str, Any]]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 OUTCOMES = ("used", "dropped", "late", "failed", "cancelled", "unused")
 USED, DROPPED, LATE, FAILED, CANCELLED, UNUSED = range(6)
-_IN_FLIGHT = 255
+IN_FLIGHT = 255
 # what a column has until it is filled in
 _BLANKS = {
     "client": ("q", -1),
@@ -19,7 +19,7 @@ _BLANKS = {
     "end_version": ("q", -1),
     "weight": ("d", 0.0),
     "server_step": ("q", -1),
-    "outcome": ("B", _IN_FLIGHT),  # an index into OUTCOMES
+    "outcome": ("B", IN_FLIGHT),  # an index into OUTCOMES
 }
 COLUMNS = tuple(_BLANKS)
 _AT_THE_END = ("end_time", "end_version", "weight", "server_step", "outcome")
@@ -77,11 +77,6 @@ class Trips:
         self.server_step[trip] = step
         self.outcome[trip] = USED
 
-    def in_flight(self) -> list[int]:
-        """The trips that have started and not ended."""
-        found: list[int] = np.flatnonzero(np.frombuffer(self.outcome, np.uint8)[: self._count] == _IN_FLIGHT).tolist()
-        return found
-
     def rewind(self, started: int, ended: int) -> None:
         """Back to right after a server step, when so many trips had started, and so many of them ended."""
         for name in _AT_THE_END:
@@ -94,7 +89,7 @@ class Trips:
         """The trips that ended, of the first `trips` or of all, as arrays named like the columns of trips.parquet."""
         first = len(self) if trips is None else min(trips, len(self))
         all_rows = {name: np.array(getattr(self, name)[:first]) for name in COLUMNS}
-        rows = np.flatnonzero(all_rows["outcome"] != _IN_FLIGHT)
+        rows = np.flatnonzero(all_rows["outcome"] != IN_FLIGHT)
         c = {name: column[rows] for name, column in all_rows.items()}
         return {
             "trip": rows,
