@@ -70,7 +70,7 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
     pool = Workers(Untrained(), *room, workers=1)  # type: ignore[arg-type]
     simulation = Simulation(
         plan=plan,
-        ahead=Ahead(plan, pool, steps, False, weights),
+        ahead=Ahead(plan, pool, steps, buffer_size, False, weights, 1.0),
         pool=pool,
         aggregation=Aggregation(w, momentum(1.0, 0.9)),
         by_examples=False,

@@ -31,7 +31,8 @@ class _EnoughError(Exception):
 def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -> float:
     """Trips per second of an asynchronous run once it is under way, of which `count` trips are measured.
 
-    The run is meant to go on: at its end there is less and less to look ahead to, which would be another measurement.
+    At its beginning more trips are trained, ahead, than end; at its end fewer. So it begins when all trips have turned over
+    once or twice, and the run is meant to go on.
     """
     server = Server(start=refill(CONCURRENCY), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
     first: tuple[int, float] | None = None
@@ -39,7 +40,7 @@ def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -
 
     def watch(status: Status) -> None:
         nonlocal first, rate
-        if first is None and status.trips >= CONCURRENCY // 4:
+        if first is None and status.trips >= 2 * CONCURRENCY:
             first = status.trips, time.perf_counter()
         elif first is not None and status.trips >= first[0] + count:
             rate = (status.trips - first[0]) / (time.perf_counter() - first[1])

@@ -6,13 +6,12 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 """
 
 import ctypes
-import math
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -109,7 +108,7 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
     return Small(task, sgd, seed, flat, layers, kernels, otherwise)
 
 
-Found = tuple[NDArray[np.int64], Sequence[int], list[torch.Tensor]]
+Found = tuple[NDArray[np.int64], Sequence[int], list[Any]]
 
 
 class Places:
@@ -120,14 +119,14 @@ class Places:
         self.all = isinstance(task.clients, list | tuple)
         self.table = np.zeros((len(task.clients) if self.all else 0, 3), np.int64)  # inputs, labels, how many
         self.missing = len(self.table)
-        self.kept: list[torch.Tensor] = []
+        self.kept: list[Any] = []
 
     def of(self, clients: Sequence[int]) -> Found | None:
         """A table of addresses of inputs and labels and numbers of examples, a row of it for each of these clients, and what
         to keep while it is used.
         """
         if not self.all:
-            kept: list[torch.Tensor] = []
+            kept: list[Any] = []
             rows = [self.find(client, kept) for client in clients]
             if any(row is None for row in rows):
                 return None
@@ -142,19 +141,16 @@ class Places:
                     self.missing -= 1
         return self.table, clients, self.kept
 
-    def find(self, client: int, kept: list[torch.Tensor]) -> tuple[int, int, int] | None:
+    def find(self, client: int, kept: list[Any]) -> tuple[int, int, int] | None:
         x, y = self.task.clients[client]
-        if not (isinstance(x, np.ndarray) and x.dtype == np.float32 and x.flags.c_contiguous):
-            x = as_tensor(x, like=self.flat.vector).contiguous()
-        if not (isinstance(y, np.ndarray) and y.dtype == np.int64 and y.flags.c_contiguous):
-            y = as_tensor(y, like=self.flat.vector).contiguous()
-        if str(x.dtype).split(".")[-1] != "float32" or str(y.dtype).split(".")[-1] != "int64" or y.ndim != 1 or len(y) == 0:
+        if not (type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous):
+            x = as_tensor(x, like=self.flat.vector).contiguous().numpy()
+        if not (type(y) is np.ndarray and y.dtype == np.int64 and y.flags.c_contiguous):
+            y = as_tensor(y, like=self.flat.vector).contiguous().numpy()
+        n = len(y)
+        if x.dtype != np.float32 or y.dtype != np.int64 or y.ndim != 1 or n == 0 or len(x) != n:
             return None
-        if len(x) != len(y) or math.prod(x.shape[1:]) != self.features:
+        if x.size != n * self.features:
             return None
         kept += [x, y]
-        return _address(x), _address(y), len(y)
-
-
-def _address(array: "NDArray[np.generic] | torch.Tensor") -> int:
-    return array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
+        return x.__array_interface__["data"][0], y.__array_interface__["data"][0], n

@@ -6,8 +6,10 @@ sending to the pool, or until the first of them is needed. All of this follows v
 any pool, any number of workers, and after a resume.
 """
 
+import math
 from array import array
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ _OVER = (
     FAILED,
     CANCELLED,
 )  # no update will come, whatever else happens; one that is late may be in time if others fail
-_SOON = 20  # server steps: a trip needed so soon does not wait for a chunk to fill
+_SOON = 3  # a trip that is needed before so many chunks are filled is needed soon
 
 
 def horizon(in_flight: float, buffer_size: int, update_bytes: int) -> tuple[int, bool]:
@@ -43,17 +45,26 @@ def horizon(in_flight: float, buffer_size: int, update_bytes: int) -> tuple[int,
 
 
 class Ahead:
-    """The updates of trips in flight, as far as they are trained; `per_example` is what an example costs."""
+    """The updates of trips in flight, as far as they are trained.
 
-    def __init__(self, plan: AnyPlan, pool: Pool, steps: int, mixing: bool, per_example: int) -> None:
+    steps        server steps to look ahead, see `horizon`
+    per_step     trips that a server step takes
+    per_example  what an example costs, in multiplications
+    examples     that a client has on average
+    """
+
+    def __init__(
+        self, plan: AnyPlan, pool: Pool, steps: int, per_step: int, mixing: bool, per_example: int, examples: float
+    ) -> None:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
         matrix = pool.updates.matrix
         self._trips = max(1, min(_TRIPS, _BYTES // (matrix.shape[1] * matrix.itemsize)))
+        in_a_chunk = min(self._trips, _COST / (per_example * examples))
+        self._near = max(_SOON, math.ceil(_SOON * in_a_chunk / per_step))  # so many steps are soon
         self._waiting: dict[int, int] = {}  # trips of known versions that no server step within sight uses: trip -> version
-        self._open: list[int] = []  # trips for the next chunk
-        self._cost = 0
-        self._soon: list[int] = []  # trips for a chunk of those that are needed soon
+        self._open = _Pile()  # trips for the next chunk
+        self._soon = _Pile()  # and those that are needed soon: with them, it would be urgent as a whole
         self._chunks: dict[int, Chunk] = {}  # sent to the pool, by key
         # where each trip is, by number: row + 1 once it is trained, −key while it is in a chunk, 0 before and after
         self._place = array("q")
@@ -88,18 +99,15 @@ class Ahead:
     def consider(self, version: int, first: int, last: int) -> None:
         """Open the trips that a server step within sight uses, of this version and of those waiting."""
         trips = self._plan.trips
-        outcome, needed, sight = trips.outcome, trips.server_step, version + self.steps
+        outcome, needed, examples = trips.outcome, trips.server_step, trips.examples
+        sight, limit, soon, rest = version + self.steps, version + self._near, self._soon, self._open
         self._place.extend([0] * (last - len(self._place)))
         held = last - first
-        if held and max(outcome[first:last]) == USED == 0 and max(needed[first:last]) <= sight:  # nearly always
-            soon, rest, limit = self._soon, self._open, version + _SOON
-            for trip, step in enumerate(needed[first:last], first):
-                (soon if step <= limit else rest).append(trip)
-            self._cost += sum(trips.examples[first:last]) * self._per_example
-            first = last
         for trip in range(first, last):
             if outcome[trip] == USED and needed[trip] <= sight:
-                self._open_up(trip, version)
+                pile = soon if needed[trip] <= limit else rest
+                pile.trips.append(trip)
+                pile.examples += examples[trip]
             elif outcome[trip] in _OVER:
                 held -= 1
             else:
@@ -108,8 +116,9 @@ class Ahead:
             self.hold(version, held)
         if self._waiting:
             self._look(version, sight)
-        if len(self._open) + len(self._soon) >= self._trips or self._cost >= _COST:
-            self._flush()
+        for pile, worth in ((soon, _COST // 4), (rest, _COST)):
+            if len(pile.trips) >= self._trips or pile.examples * self._per_example >= worth:
+                self._flush(pile)
 
     def _look(self, version: int, sight: int) -> None:
         """See what became of the trips waiting."""
@@ -129,29 +138,26 @@ class Ahead:
 
     def _open_up(self, trip: int, version: int) -> None:
         trips = self._plan.trips
-        (self._soon if trips.server_step[trip] <= version + _SOON else self._open).append(trip)
-        self._cost += trips.examples[trip] * self._per_example
+        pile = self._soon if trips.server_step[trip] <= version + self._near else self._open
+        pile.trips.append(trip)
+        pile.examples += trips.examples[trip]
 
     # ── chunks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _flush(self) -> None:
-        """Send to the pool what is open; what is needed soon goes along if chunks are worth it without waiting for more."""
-        table = self._plan.trips
-        if self._cost >= _COST or len(self._soon) >= self._trips:
-            self._open = sorted(self._open + self._soon)
-            self._soon.clear()
+    def _flush(self, pile: "_Pile", priority: int | None = None) -> None:
+        """Send the pile to the pool."""
+        examples = self._plan.trips.examples
         part: list[int] = []
         cost = 0
-        for trip in self._open:
+        for trip in pile.trips:
             part.append(trip)
-            cost += table.examples[trip] * self._per_example
+            cost += examples[trip] * self._per_example
             if len(part) == self._trips or cost >= _MOST:
-                self._send(part)
+                self._send(part, priority)
                 part, cost = [], 0
         if part:
-            self._send(part)
-        self._open.clear()
-        self._cost = sum(table.examples[trip] for trip in self._soon) * self._per_example
+            self._send(part, priority)
+        pile.trips, pile.examples = [], 0
 
     def _send(self, trips: list[int], priority: int | None = None) -> None:
         table, place = self._plan.trips, self._place
@@ -178,11 +184,10 @@ class Ahead:
             return [p - 1 for p in places]
         if 0 in places:
             missing = {trip for trip, p in zip(step.trips, places, strict=True) if not p}
-            if not missing.isdisjoint(self._soon):
-                trips, self._soon = self._soon, []
-                self._send(trips, NOW)
-            if not missing.isdisjoint(self._open):
-                self._flush()
+            if not missing.isdisjoint(self._soon.trips):
+                self._flush(self._soon, NOW)
+            if not missing.isdisjoint(self._open.trips):
+                self._flush(self._open)
         for trip in step.trips:
             if place[trip] < 0:
                 self._finish(-place[trip])
@@ -232,14 +237,13 @@ class Ahead:
                 self.release(version)
         del self._place[first:]
         start = self._plan.trips.start_version
-        for trip in self._open + self._soon:  # they may be used at another step, or not at all
+        for trip in self._open.trips + self._soon.trips:  # they may be used at another step, or not at all
             self._waiting[trip] = start[trip]
         for trip in [t for t in self._waiting if t >= first]:
             del self._waiting[trip]
             self.release(version)
-        self._open.clear()
-        self._soon.clear()
-        self._cost, self._seen = 0, ended
+        self._open, self._soon = _Pile(), _Pile()
+        self._seen = ended
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         for key in [key for key in self._chunks if self._pool.finished(key)]:
@@ -250,8 +254,8 @@ class Ahead:
         return arrays, {
             "trained": trained,
             "chunks": [list(chunk.trips) for chunk in self._chunks.values()],
-            "open": self._open,
-            "soon": self._soon,
+            "open": self._open.trips,
+            "soon": self._soon.trips,
             "waiting": list(self._waiting),
             "seen": [self._seen, self._passed],
             "known": len(self._place),
@@ -266,8 +270,7 @@ class Ahead:
         self.hold(newest)
         self._seen, self._passed = facts["seen"]
         self._waiting = {trip: start[trip] for trip in facts["waiting"]}
-        self._open, self._soon = list(facts["open"]), list(facts["soon"])
-        self._cost = sum(examples[trip] for trip in self._open + self._soon) * self._per_example
+        self._open, self._soon = (_Pile(list(t), sum(examples[trip] for trip in t)) for t in (facts["open"], facts["soon"]))
         for trips in facts["chunks"]:
             self._send(trips)
         for trip, row, update in zip(
@@ -275,5 +278,13 @@ class Ahead:
         ):
             self._place[trip] = row + 1
             self.updates[row] = update
-        held = [*self._waiting, *self._open, *self._soon, *(trip for trips in facts["chunks"] for trip in trips)]
+        held = [*self._waiting, *self._open.trips, *self._soon.trips, *(trip for trips in facts["chunks"] for trip in trips)]
         self._holds.update(start[trip] for trip in [*held, *(facts["trained"] if self._mixing else ())])
+
+
+@dataclass
+class _Pile:
+    """Trips that wait for a chunk, and the examples they have together."""
+
+    trips: list[int] = field(default_factory=list)
+    examples: int = 0

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _PAGE = mmap.PAGESIZE
+_LONG = 1 << 20  # bytes: shorter rows are left to the system, as getting back to their pages costs more than they take
 
 
 class Rows:
@@ -46,7 +47,7 @@ class Rows:
         self.rest(rows)
 
     def rest(self, rows: list[int]) -> None:
-        """Nobody here looks at `rows` for a while: if they lie on disk, they need not stay in this process's memory."""
-        if self.on_disk:
+        """Nobody here looks at `rows` for a while: long ones on disk need not stay in this process's memory."""
+        if self.on_disk and self._stride >= _LONG:
             for row in rows:
                 self._map.madvise(mmap.MADV_DONTNEED, row * self._stride, self._stride)

@@ -178,7 +178,9 @@ def simulate(
         at_the_end.callback(pool.close)
         simulation = Simulation(
             plan=plan,
-            ahead=Ahead(plan, pool, steps, server.mixing, multiplications(task, flat)),
+            ahead=Ahead(
+                plan, pool, steps, server.buffer_size, server.mixing, multiplications(task, flat), _mean_examples(task)
+            ),
             pool=pool,
             aggregation=aggregation,
             by_examples=server.weight_by == "examples",
@@ -225,10 +227,14 @@ def _seldom(task: Task, share: float) -> int:
     as much backwards, and costs about ten examples besides.
     """
     rows = sum(len(y) for _, y in task.splits.values())
+    return math.ceil(rows / (share * (3 * _mean_examples(task) + 10)))
+
+
+def _mean_examples(task: Task) -> float:
+    """How many examples a client has on average, by a look at some."""
     n = len(task.clients)
     some = np.linspace(0, n - 1, min(n, 50)).astype(int)
-    mean = sum(task.examples(int(client)) for client in some) / len(some)
-    return math.ceil(rows / (share * (3 * mean + 10)))
+    return sum(task.examples(int(client)) for client in some) / len(some)
 
 
 def _disk_needed(aggregation: Aggregation) -> int:
