@@ -4,6 +4,7 @@ A pickle can run any code of its author's choice, so these are read by an unpick
 for each of them only takes down what it was called with. The array is built here, from bytes that were checked.
 """
 
+import gzip
 import hashlib
 import io
 import pickle
@@ -68,7 +69,7 @@ def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
     """The same from the .tar.gz, which is read to its end so that its checksum is looked at."""
     seen = set()
     try:
-        with tarfile.open(path, "r|gz") as archive:
+        with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
             for member in archive:
                 name = Path(member.name).name
                 if name in (*TRAIN, *TEST) and member.isfile() and member.size <= _LARGEST:
@@ -76,6 +77,8 @@ def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
                     assert file is not None
                     seen.add(name)
                     yield name, read_batch(file.read(), f"{path}: {name}")
+            while unpacked.read(1 << 20):
+                pass
     except _RefusedError:
         raise
     except Exception as e:  # tarfile, gzip and zlib have a dozen kinds between them

@@ -18,6 +18,8 @@ def from_disk(folder: str, argument: str) -> Any:
 
 
 def input_column(names: list[str], label: str, by: str | None) -> str:
+    if label not in names:
+        raise ValueError(f"label={label!r}: no such column; there are {', '.join(names)}")
     others = [name for name in names if name not in (label, by)]
     if len(others) != 1:
         raise ValueError(f"inputs: name one of the columns {', '.join(others)}")
