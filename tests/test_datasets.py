@@ -203,6 +203,7 @@ def test_a_size_that_a_pickle_only_claims_takes_no_memory():
         (b"<html>404</html>", "not a whole pickle"),
         (pickle.dumps([1, 2]), "expected a dictionary with data and labels, found a list"),
         (pickle.dumps({}), "found an empty one"),
+        (pickle.dumps({"a\nb": 1}), "found a b"),
         (pickle.dumps({b"fine_labels": [1], b"data": images(1)[0]}), "found fine_labels, data"),  # CIFAR-100's
         (by_python_3(images(3)[0], [1, 2, 10]), "expected labels from 0 to 9, found 10"),
         (by_python_3(images(3)[0], [1, 2, -1]), "expected labels from 0 to 9, found -1"),

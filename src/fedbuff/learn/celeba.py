@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.learn.cache import New
+from fedbuff.learn.folder import one_line
 
 VERSION = 1  # of what `prepare` makes
 SOURCE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
@@ -84,7 +85,9 @@ def list_images(path: Path, identities: dict[str, int], attributes: dict[str, bo
         raise ValueError(f"{path}: holds no .jpg; get it from {SOURCE}")
     for name in names:
         if name not in identities:
-            raise ValueError(f"{path}: {name} is in neither {IDENTITIES} nor {ATTRIBUTES}; get all three from {SOURCE}")
+            raise ValueError(
+                f"{path}: {one_line(name)} is in neither {IDENTITIES} nor {ATTRIBUTES}; get all three from {SOURCE}"
+            )
     return names
 
 
@@ -102,7 +105,7 @@ def read_images(path: Path, names: Sequence[str], out: NDArray[np.uint8]) -> Non
                     raise ValueError(f"{members[name].file_size:,} bytes are too many")
                 out[i] = decode(archive.read(members[name]))
             except Exception as e:  # a damaged archive or image can raise nearly anything, a wrong checksum among it
-                raise ValueError(f"{path}: {name} can't be read ({' '.join(str(e).split())[:120] or type(e).__name__})") from e
+                raise ValueError(f"{path}: {name} can't be read ({one_line(e)})") from e
 
 
 def decode(jpeg: bytes) -> NDArray[np.uint8]:
@@ -126,7 +129,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except Exception as e:  # the list of contents is damaged, or it is not a ZIP file at all
-        raise ValueError(f"{path}: not a whole ZIP file ({' '.join(str(e).split())[:120]}); get it again from {SOURCE}") from e
+        raise ValueError(f"{path}: not a whole ZIP file ({one_line(e)}); get it again from {SOURCE}") from e
 
 
 def _images(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.learn.cache import New
-from fedbuff.learn.folder import locate, missing
+from fedbuff.learn.folder import locate, missing, one_line
 
 VERSION = 1  # of what `prepare` makes
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -82,7 +82,7 @@ def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
     except _RefusedError:
         raise
     except Exception as e:  # tarfile, gzip and zlib have a dozen kinds between them
-        raise ValueError(f"{path}: not a whole .tar.gz ({_said(e)}); {_compare(path)}") from e
+        raise ValueError(f"{path}: not a whole .tar.gz ({one_line(e)}); {_compare(path)}") from e
     if absent := [name for name in (*TRAIN, *TEST) if name not in seen]:
         raise ValueError(f"{path}: holds no {', '.join(absent)}; {_compare(path)}")
 
@@ -92,19 +92,18 @@ def read_batch(data: bytes, where: str) -> Batch:
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except Exception as e:  # a damaged pickle can raise nearly anything
-        raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({_said(e)}); get it again from {SOURCE}") from e
+        raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({one_line(e)}); get it again from {SOURCE}") from e
     if not isinstance(found, dict):
         raise _RefusedError(f"{where}: expected a dictionary with data and labels, found a {type(found).__name__}")
     names = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
     for key, kind in (("data", _Array), ("labels", list)):
         if not isinstance(names.get(key), kind):
-            raise _RefusedError(
-                f"{where}: expected a dictionary with data and labels, found {', '.join(map(str, names)) or 'an empty one'}"
-            )
+            listed = ", ".join(map(str, names)) or "an empty one"
+            raise _RefusedError(f"{where}: expected a dictionary with data and labels, found {one_line(listed)}")
     labels = names["labels"]
     if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
         wrong = next(label for label in labels if type(label) is not int or not 0 <= label < CLASSES)
-        raise _RefusedError(f"{where}: expected labels from 0 to {CLASSES - 1}, found {str(wrong)[:40]}")
+        raise _RefusedError(f"{where}: expected labels from 0 to {CLASSES - 1}, found {one_line(wrong)}")
     pixels = names["data"].pixels()
     if pixels is None or pixels.shape[1] != _PIXELS or len(pixels) != len(labels) or not labels:
         shape = "no array of bytes" if pixels is None else f"{pixels.shape[0]} × {pixels.shape[1]} bytes"
@@ -184,10 +183,6 @@ class _Unpickler(pickle._Unpickler):
         self.append(bytearray(self.read(min(size, _LARGEST))))
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _compare(path: Path) -> str:

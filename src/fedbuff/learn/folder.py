@@ -37,3 +37,8 @@ def listing(folder: Path) -> str:
         return "no such folder"
     names = sorted(p.name for p in folder.iterdir())
     return "nothing" if not names else ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+
+
+def one_line(what: object) -> str:
+    """Something that a damaged file holds, or an error about it, short enough for a message."""
+    return " ".join(str(what).split())[:120] or type(what).__name__

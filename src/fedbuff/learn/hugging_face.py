@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.learn.folder import one_line
+
 
 def from_disk(folder: str, argument: str) -> Any:
     try:
@@ -14,7 +16,7 @@ def from_disk(folder: str, argument: str) -> Any:
     try:
         return datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as e:
-        raise ValueError(f"{argument}={folder!r}: not a folder that Dataset.save_to_disk wrote ({e})") from e
+        raise ValueError(f"{argument}={folder!r}: not a folder that Dataset.save_to_disk wrote ({one_line(e)})") from e
 
 
 def input_column(names: list[str], label: str, by: str | None) -> str:
