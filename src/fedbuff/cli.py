@@ -30,6 +30,7 @@ from fedbuff.version import __version__
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
+        _set_data(args)
         args.command(args)
     except BrokenPipeError:  # `fedbuff … | head`: whoever read has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -182,6 +183,14 @@ def _run_one(experiment: Settings, out: Path, args: argparse.Namespace, resume: 
         )
 
 
+def _set_data(args: argparse.Namespace) -> None:
+    """--data is FEDBUFF_DATA for this process: a place on this machine, and no part of what is run."""
+    if (data := getattr(args, "data", None)) is not None:
+        if not data.is_dir():
+            raise SettingsError(f"--data {data}: no such folder")
+        os.environ["FEDBUFF_DATA"] = str(data.resolve())
+
+
 def _checked(where: object, tables: Table) -> Settings:
     try:
         return from_tables(tables)
@@ -289,6 +298,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def running(sub: argparse.ArgumentParser) -> None:
         changes(sub)
+        sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets are (default: $FEDBUFF_DATA)")
         sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
         sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
         sub.add_argument(
