@@ -273,7 +273,7 @@ def test_the_figures_about_concurrency_share_their_runs(tmp_path):
 
 
 def test_a_quick_version_says_so(tmp_path):
-    assert "quick" in quick(experiments.DATASETS["cifar10"]).describe([10] * 5000)
+    assert "quick" in quick(experiments.DATASETS["cifar10"]).describe("cifar10", [10] * 5000)
     kept = experiments.run_one(
         fig_progress.FIG_PROGRESS, ask(tmp_path, experiments.NO_DATA, quick=True), experiments.Request(tmp_path), silent
     )
@@ -281,10 +281,11 @@ def test_a_quick_version_says_so(tmp_path):
     assert kept["quick"]
 
 
-def test_data_that_is_not_the_papers_is_called_a_subset():
+def test_data_that_is_not_the_papers_is_said_to_be_so():
     celeba = experiments.DATASETS["celeba"]
-    assert "a subset of the paper's 177,457 examples" in celeba.describe([5] * 9343)
-    assert "subset" not in celeba.describe([19] * 9342 + [177_457 - 19 * 9342])
+    part = celeba.describe("celeba (5 images per client)", [4] * 9000)
+    assert "5 images per client; the paper has 9,343 clients; numbers can't be compared" in part
+    assert "paper" not in celeba.describe("celeba", [19] * 9343)
 
 
 def test_a_killed_table_goes_on_where_it_stopped(fedbuff, tmp_path):
@@ -363,7 +364,7 @@ def kept_table(tmp_path: Path, name: str, **changes: object) -> dict[str, object
         for k, trips in ((1, 70_000), (10, 30_000), (100, 25_000))
     }
     asked = Ask(experiments.DATASETS["cifar10"], tmp_path / "settings", (0,))
-    asked.__dict__["sizes"] = [10] * 5000
+    asked.__dict__["data"] = ("cifar10", [10] * 5000)
     kept = {**experiments.about(table_k.TABLE_K, asked, {}), **experiments.as_json(table_k.result(asked, found)), **changes}
     (tmp_path / "table-k").mkdir(exist_ok=True)
     (tmp_path / "table-k" / f"{name}.json").write_text(json.dumps(kept))
@@ -478,7 +479,7 @@ def test_an_asynchronous_step_takes_k_trips_at_m_in_flight():
 def test_over_selection_loses_clients_with_many_examples_and_fedbuff_does_not(tmp_path):
     sizes = [1 + (i % 40 == 0) * 60 for i in range(300_000)]
     asked = ask(tmp_path, replace(SIZES, paper="sent140"))
-    asked.__dict__["sizes"] = sizes
+    asked.__dict__["data"] = ("synthetic", sizes)
     result = fig_bias.result(asked, {})
     assert [check.holds for check in result.checks] == [True, True, True]
     share = {pair.key: pair.ours.mean for pair in result.pairs if pair.ours is not None}
@@ -489,7 +490,7 @@ def test_over_selection_loses_clients_with_many_examples_and_fedbuff_does_not(tm
 
 def test_equal_clients_can_not_be_biased(tmp_path):
     asked = ask(tmp_path)
-    asked.__dict__["sizes"] = [10] * 5000
+    asked.__dict__["data"] = ("cifar10", [10] * 5000)
     with pytest.raises(ValueError, match="nothing to be biased by"):
         fig_bias.result(asked, {})
 

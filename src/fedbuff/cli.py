@@ -30,6 +30,7 @@ from fedbuff.version import __version__
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
+        _set_data(args)
         args.command(args)
     except BrokenPipeError:  # `fedbuff … | head`: whoever read has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,13 +152,11 @@ def tune(args: argparse.Namespace) -> None:
 
 def paper(args: argparse.Namespace) -> None:
     from fedbuff.paper import experiments, report
-    from fedbuff.paper.datasets import DATASETS, data_folder
+    from fedbuff.paper.datasets import DATASETS
 
     _positive(args, "workers", "trials", "trips", "buffer-size")
     if args.dataset is not None and args.dataset not in DATASETS:
         raise SettingsError(f"--dataset {args.dataset}: unknown; {toml.suggest(args.dataset, DATASETS)}")
-    if args.data is not None:
-        os.environ["FEDBUFF_DATA"] = data_folder(args.data)
     seeds = experiments.seeds_of(args.seeds)
     request = experiments.Request(args.out, args.dataset, seeds, args.quick, args.workers, args.quiet or args.json)
     if args.name == "list":
@@ -272,6 +271,14 @@ def _positive(args: argparse.Namespace, *names: str) -> None:
 def _say(args: argparse.Namespace) -> Callable[[str], None]:
     """Where progress in lines goes: to stderr, or nowhere."""
     return (lambda line: None) if args.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _set_data(args: argparse.Namespace) -> None:
+    """--data is FEDBUFF_DATA for this process: a place on this machine, and no part of what is run."""
+    if (data := getattr(args, "data", None)) is not None:
+        if not data.is_dir():
+            raise SettingsError(f"--data {data}: no such folder")
+        os.environ["FEDBUFF_DATA"] = str(data.resolve())
 
 
 def _checked(where: object, tables: Table) -> Settings:
@@ -417,12 +424,16 @@ def _parser() -> argparse.ArgumentParser:
             "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. server.buffer_size=10"
         )
 
+    def data(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets are (default: $FEDBUFF_DATA)")
+
     def tuning(sub: argparse._ActionsContainer) -> None:
         sub.add_argument("--trials", type=int, default=30, help="until the study has so many (30)")
         sub.add_argument("--ranges", choices=("narrow", "paper"), default="narrow", help="of η_l, η_g, β, μ (narrow)")
 
     def running(sub: argparse.ArgumentParser) -> None:
         changes(sub)
+        data(sub)
         sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
         sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
         sub.add_argument(
@@ -470,6 +481,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(tune, "Search learning rates, momentum and proximal term for the fewest trips to the target.")
     sub.add_argument("settings", type=Path, metavar="SETTINGS.toml")
     changes(sub)
+    data(sub)
     sub.add_argument("--seed", type=int, help="of the runs and the search (100)")
     tuning(sub)
     sub.add_argument("--workers", type=int, metavar="N", help="processes, each with a trial of its own (1)")
@@ -482,7 +494,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dataset", metavar="NAME", help="cifar10, celeba or sent140 (default: all that the table has)")
     sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
     sub.add_argument("--quick", action="store_true", help="minutes instead of hours, on data that stands in for the paper's")
-    sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets lie (default: $FEDBUFF_DATA)")
+    data(sub)
     sub.add_argument(
         "--out",
         type=Path,

@@ -41,7 +41,19 @@ from fedbuff.sim.timing import Sizes, Timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.toml import SettingsError, Table
 
-TASKS = {f.__name__: f for f in (tasks.digits, tasks.synthetic, tasks.leaf, tasks.python)}
+TASKS = {
+    f.__name__: f
+    for f in (
+        tasks.digits,
+        tasks.synthetic,
+        tasks.cifar10,
+        tasks.celeba,
+        tasks.sent140,
+        tasks.leaf,
+        tasks.hugging_face,
+        tasks.python,
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -245,7 +257,16 @@ def read(path: Path) -> Table:
         raise SettingsError(f"{path}: not TOML: {e}") from e
 
 
-_PATHS = {"python": "file", "leaf": "folder", "trace": "path"}  # which key of which table is a path
+# which keys of which table are paths
+_PATHS = {
+    "python": ("file",),
+    "leaf": ("folder",),
+    "cifar10": ("data",),
+    "celeba": ("data",),
+    "sent140": ("data",),
+    "hugging_face": ("train", "test"),
+    "trace": ("path",),
+}
 
 
 def _with_paths(tables: Table, folder: Path) -> Table:
@@ -254,8 +275,9 @@ def _with_paths(tables: Table, folder: Path) -> Table:
     for key, value in tables.items():
         if isinstance(value, dict):
             value = _with_paths(value, folder)
-            if isinstance(value.get(_PATHS.get(key, "")), str):
-                value[_PATHS[key]] = str((folder / value[_PATHS[key]]).resolve())
+            for path in _PATHS.get(key, ()):
+                if isinstance(value.get(path), str):
+                    value[path] = str((folder / value[path]).resolve())
         found[key] = value
     return found
 

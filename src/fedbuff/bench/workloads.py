@@ -5,11 +5,13 @@ Speed does not depend on what the examples mean, so none has to be downloaded.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fedbuff.learn.client import LocalSGD
+from fedbuff.learn.models import cnn, lstm
 from fedbuff.learn.task import Task
 
 
@@ -23,39 +25,10 @@ class Workload:
     trips: int
 
 
-class ConvNet(nn.Module):
-    """FLSim's convolutional network: four 3 × 3 convolutions, one GroupNorm shared by them, 31,594 weights for ten classes."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(3 if i == 0 else 32, 32, 3, 1, 2) for i in range(4))
-        self.block = nn.Sequential(nn.GroupNorm(32, 32), nn.ReLU(), nn.MaxPool2d(2, 2))
-        self.output = nn.Linear(288, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for convolution in self.convolutions:
-            x = self.block(convolution(x))
-        return self.output(x.flatten(1))  # type: ignore[no-any-return]
-
-
-class TwoLayerLSTM(nn.Module):
-    """The paper's Sent140 model: frozen embeddings, two LSTM layers of 100, a hidden layer of 128."""
-
-    def __init__(self, words: int = 10_000, width: int = 100) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, width)
-        self.embedding.weight.requires_grad_(False)
-        self.lstm = nn.LSTM(width, 100, num_layers=2, batch_first=True, dropout=0.1)
-        self.head = nn.Sequential(nn.Linear(100, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(x))[0][:, -1])  # type: ignore[no-any-return]
-
-
 def _images(sizes: list[int], classes: int) -> Task:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((sum(sizes), 3, 32, 32), dtype=np.float32)
-    return _task(lambda: ConvNet(classes), x, rng.integers(0, classes, sum(sizes)), sizes)
+    return _task(partial(cnn(dropout=0.0), (3, 32, 32), classes), x, rng.integers(0, classes, sum(sizes)), sizes)
 
 
 def cifar() -> Task:
@@ -80,7 +53,8 @@ def sent140() -> Task:
     """20,000 clients with one to five tweets of 25 words, most of them one or two."""
     rng = np.random.default_rng(0)
     sizes = np.minimum(5, rng.geometric(0.45, 20_000)).tolist()
-    return _task(TwoLayerLSTM, rng.integers(0, 10_000, (sum(sizes), 25)), rng.integers(0, 2, sum(sizes)), sizes)
+    vectors = np.random.default_rng(1).standard_normal((10_000, 100), dtype=np.float32)
+    return _task(partial(lstm(), vectors, 2), rng.integers(0, 10_000, (sum(sizes), 25)), rng.integers(0, 2, sum(sizes)), sizes)
 
 
 def logistic() -> Task:

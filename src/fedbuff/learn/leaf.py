@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.learn.folder import listing
+
 Examples = tuple[NDArray[Any], NDArray[Any]]
 
 
@@ -14,7 +16,7 @@ def read_split(folder: Path) -> dict[str, Examples]:
     """The examples of every user in the folder's JSON files, in order of the files' names."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise ValueError(f"{folder}: expected LEAF's JSON files, found {_listing(folder)}")
+        raise ValueError(f"{folder}: expected LEAF's JSON files, found {listing(folder)}")
     users: dict[str, Examples] = {}
     for file in files:
         try:
@@ -32,10 +34,3 @@ def read_split(folder: Path) -> dict[str, Examples]:
         if len(x) != len(y):
             raise ValueError(f"{folder}: user {user!r} has {len(x)} inputs and {len(y)} labels")
     return {user: examples for user, examples in users.items() if len(examples[1])}
-
-
-def _listing(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder"
-    names = sorted(p.name for p in folder.iterdir())
-    return "an empty folder" if not names else ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -27,12 +27,15 @@ class iid:
 
 @dataclass(frozen=True)
 class dirichlet:
-    """Each client draws its mix of classes from Dirichlet(alpha · class shares), as Hsu et al. (2019) do.
+    """Each client draws its mix of classes from a Dirichlet distribution, as Hsu et al. (2019) do; small alpha, few classes.
 
-    Clients hold equally many examples (or one more); small alpha means few classes per client.
+    Clients hold equally many examples (or one more). The distribution's parameters are alpha for every class, as in
+    FLSim's notebook (in proportion to the class, if some are rarer); with `prior` they sum up to alpha, which is how
+    Hsu et al. write it, Dir(α·p): for ten classes alpha is then worth a tenth. See docs/decisions/0009-dirichlet.md.
     """
 
     alpha: float = 0.1
+    prior: bool = False
 
     def __post_init__(self) -> None:
         check.number(0, above=True, alpha=self.alpha)
@@ -42,27 +45,37 @@ class dirichlet:
         classes, inverse = np.unique(labels, return_inverse=True)
         left = [rng.permutation(np.flatnonzero(inverse == c)).tolist() for c in range(len(classes))]
         shares = np.bincount(inverse) / len(labels)
+        parameters = self.alpha * shares if self.prior else self.alpha * len(classes) * shares
         sizes = np.full(clients, len(labels) // clients)
         sizes[: len(labels) % clients] += 1
         parts = []
         for size in sizes[rng.permutation(clients)]:
-            mix = rng.dirichlet(self.alpha * len(classes) * shares)
+            mix = rng.dirichlet(parameters)
             part = [left[c].pop() for c in _draw_classes(mix, size, np.array([len(pool) for pool in left]), rng)]
             parts.append(np.sort(np.array(part, np.int64)))
         return parts
 
 
 def _draw_classes(mix: NDArray[np.float64], size: int, counts: Indices, rng: np.random.Generator) -> list[int]:
-    """`size` classes by `mix`, one after another, without taking more of a class than `counts` has left."""
-    counts = counts.copy()
-    drawn = []
-    for _ in range(size):
-        possible = np.where(counts > 0, mix, 0.0)
+    """`size` classes by `mix`, one after another, without taking more of a class than `counts` has left.
+
+    The probabilities change only when a class is used up, so all draws up to there are made at once.
+    """
+    uniform = rng.random(size)
+    drawn: list[int] = []
+    while len(drawn) < size:
+        possible, until = np.where(counts > 0, mix, 0.0), size
         if possible.sum() <= 0:  # the client's classes are used up: take what there is
-            possible = counts.astype(float)
-        c = int(rng.choice(len(mix), p=possible / possible.sum()))
-        counts[c] -= 1
-        drawn.append(c)
+            possible, until = counts.astype(float), len(drawn) + 1
+        cumulated = (possible / possible.sum()).cumsum()
+        tried = (cumulated / cumulated[-1]).searchsorted(uniform[len(drawn) : until], side="right")
+        taken = np.bincount(tried, minlength=len(counts))
+        used_up = np.flatnonzero((taken > 0) & (taken >= counts))
+        if len(used_up):  # stop at the draw that takes the last one of a class
+            tried = tried[: 1 + min(np.flatnonzero(tried == c)[counts[c] - 1] for c in used_up)]
+            taken = np.bincount(tried, minlength=len(counts))
+        drawn += tried.tolist()
+        counts = counts - taken
     return drawn
 
 
@@ -97,6 +110,23 @@ def by_key(keys: Sequence[Any]) -> list[Indices]:
 def split_examples(x: NDArray[Any], y: NDArray[Any], parts: Sequence[Indices]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """The clients of a task: (inputs, labels) for each part."""
     return [(x[part], y[part]) for part in parts]
+
+
+def some_of_each(owners: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which examples to hold out so that every owner keeps `share` of its own, as LEAF splits "by sample".
+
+    Rounded in favour of what is held out; an owner of a single example keeps it.
+
+    >>> some_of_each(np.array([7, 7, 7, 8]), 0.9, np.random.default_rng(0)).tolist()
+    [False, False, True, False]
+    """
+    order = np.lexsort((rng.random(len(owners)), owners))
+    _, sizes = np.unique(owners, return_counts=True)
+    rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each in its owner's random order
+    kept = np.maximum(1, (share * sizes).astype(np.int64))
+    held_out = np.zeros(len(owners), bool)
+    held_out[order] = rank >= np.repeat(kept, sizes)
+    return held_out
 
 
 def _enough(examples: int, clients: int) -> None:

@@ -8,16 +8,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff import toml
 from fedbuff.core import check
 from fedbuff.core.random import generator
+from fedbuff.learn import celeba as faces
+from fedbuff.learn import cifar
+from fedbuff.learn import glove as word_vectors
+from fedbuff.learn import hugging_face as partitions
+from fedbuff.learn import sent140 as tweets
+from fedbuff.learn.cache import prepared
+from fedbuff.learn.folder import data_folder, locate
 from fedbuff.learn.leaf import read_split
-from fedbuff.learn.models import Model, linear, mlp
-from fedbuff.learn.partition import dirichlet, iid, shards, split_examples
+from fedbuff.learn.models import ImageModel, Model, TextModel, cnn, image_model, linear, lstm, mlp, text_model
+from fedbuff.learn.partition import by_key, dirichlet, iid, shards, some_of_each, split_examples
+from fedbuff.learn.rows import Chosen, Rows, Scaled
 from fedbuff.learn.synthetic import SyntheticClients
 from fedbuff.learn.task import Task
 
@@ -93,14 +102,196 @@ def synthetic(
 
 
 @recorded
+def cifar10(
+    data: str | None = None,
+    clients: int = 5_000,
+    split: Split = dirichlet(0.1),
+    model: ImageModel = cnn(),
+    split_seed: int = 0,
+) -> Task:
+    """CIFAR-10: 50,000 images of ten classes shared out over clients, evaluated on the 10,000 test images.
+
+    data   the folder with cifar-10-python.tar.gz or cifar-10-batches-py; by default $FEDBUFF_DATA
+    """
+    check.integer(1, clients=clients)
+    sources = cifar.find(data_folder(data, cifar.ARCHIVE, cifar.SOURCE))
+    arrays = prepared("cifar10", sources, [cifar.VERSION], partial(cifar.prepare, sources))
+    y, test_y = arrays["train_y"], arrays["test_y"]
+    x, test_x = (Scaled(arrays[name], cifar.MEAN, cifar.STD) for name in ("train_x", "test_x"))
+    parts = split(y, clients, generator(split_seed, "cifar10"))
+    whole = (len(y), len(test_y)) == (50_000, 10_000)
+    return Task(
+        model=partial(image_model, model, cifar.SHAPE, cifar.CLASSES),
+        loss=cross_entropy,
+        clients=Rows(x, y, np.concatenate(parts), [len(part) for part in parts]),
+        evaluate=(test_x, test_y),
+        name="cifar10" if whole else f"cifar10 (subset: {len(y):,} + {len(test_y):,} images)",
+    )
+
+
+@recorded
+def celeba(
+    data: str | None = None,
+    min_images: int = 5,
+    model: ImageModel = cnn(),
+    hold_out: Literal["images", "clients"] = "images",
+    split_seed: int = 0,
+) -> Task:
+    """CelebA as in LEAF: is the celebrity smiling? A client per celebrity, images of 32 × 32, a tenth held out.
+
+    data         the folder with img_align_celeba.zip, identity_CelebA.txt and list_attr_celeba.txt, or of their folder
+                 celeba; by default $FEDBUFF_DATA. Whatever images the archive holds are used
+    min_images   celebrities with fewer are left out
+    hold_out     "images": a tenth of every client's, at least one, as LEAF does by sample; "clients": a tenth of them
+    """
+    check.integer(1, min_images=min_images)
+    check.one_of(("images", "clients"), hold_out=hold_out)
+    names = faces.ARCHIVE, faces.IDENTITIES, faces.ATTRIBUTES
+    folder = data_folder(data, ", ".join(names), faces.SOURCE)
+    sources = [locate(folder, ("celeba",), name, faces.SOURCE) for name in names]
+    arrays = prepared("celeba", sources, [faces.VERSION], partial(faces.prepare, sources))
+    owners, y, x = arrays["owners"], arrays["y"], Scaled(arrays["x"], faces.MEAN, faces.STD)
+    _, celebrity, images = np.unique(owners, return_inverse=True, return_counts=True)
+    used = np.flatnonzero(images[celebrity] >= min_images)
+    if len(used) == 0:
+        raise ValueError(f"min_images={min_images}: {sources[0]} holds at most {images.max()} of a celebrity")
+    rng = generator(split_seed, "celeba")
+    if hold_out == "images":
+        out = some_of_each(owners[used], 0.9, rng)
+    else:
+        out = np.isin(owners[used], _shares(np.unique(owners[used]), (0.9, 0.1), rng)[1])
+    train, test = used[~out], used[out]
+    if len(test) == 0 or len(train) == 0:
+        raise ValueError(f"{sources[0]}: {len(used)} images are too few to train on some and hold out others")
+    return Task(
+        model=partial(image_model, model, (3, faces.SIDE, faces.SIDE), 2),
+        loss=cross_entropy,
+        clients=Rows(x, y, train, np.unique(owners[train], return_counts=True)[1]),
+        evaluate=(Chosen(x, test), y[test]),
+        name=_celeba_name(len(owners), images[images >= min_images]),
+    )
+
+
+def _celeba_name(found: int, images: NDArray[np.int64]) -> str:
+    if found == faces.IMAGES:
+        return "celeba"
+    if images.min() == images.max():
+        return f"celeba ({images.min()} images per client)"
+    return f"celeba (subset: {images.sum():,} images of {len(images):,} clients)"
+
+
+@recorded
+def sent140(
+    data: str | None = None,
+    model: TextModel = lstm(),
+    glove: str | None = None,
+    vocabulary: int = 10_000,
+    tokens: int = 25,
+    min_tweets: int = 1,
+    share: float = 1.0,
+    split_seed: int = 0,
+) -> Task:
+    """Sentiment140: is a tweet positive? A client per account; 80 % of them train, 10 % validate, 10 % test.
+
+    data         the folder with training.1600000.processed.noemoticon.csv and GloVe's text file, or of their folders
+                 sent140 and glove; by default $FEDBUFF_DATA
+    glove        the name of GloVe's file; by default the only glove*.txt there is
+    vocabulary   so many of the tweets' words that GloVe knows, the commonest
+    tokens       words of a tweet after these are cut off
+    min_tweets   accounts with fewer are left out
+    share        accounts are drawn at random until they have this share of the tweets, as LEAF does
+    """
+    check.integer(1, vocabulary=vocabulary, tokens=tokens, min_tweets=min_tweets)
+    check.number(0, 1, above=True, share=share)
+    folder = data_folder(data, f"{tweets.FILE} and a glove*.txt", f"{tweets.SOURCE} and {word_vectors.SOURCE}")
+    sources = [locate(folder, ("sent140",), tweets.FILE, tweets.SOURCE), word_vectors.find(folder, glove)]
+    facts = [tweets.VERSION, vocabulary, tokens]
+    arrays = prepared("sent140", sources, facts, partial(tweets.prepare, sources, vocabulary, tokens))
+    x, y, owners, vectors = (arrays[name] for name in ("x", "y", "owners", "vectors"))
+    rng = generator(split_seed, "sent140")
+    counts = np.bincount(owners)
+    drawn = rng.permutation(len(counts))
+    drawn = drawn[: 1 + np.searchsorted(np.cumsum(counts[drawn]), share * len(y))]
+    drawn = np.sort(drawn[counts[drawn] >= min_tweets])
+    if len(drawn) < 3:
+        raise ValueError(f"min_tweets={min_tweets}, share={share:g}: {len(drawn)} accounts are left, too few for three parts")
+    train, validation, test = (np.flatnonzero(np.isin(owners, part)) for part in _shares(drawn, (0.8, 0.1, 0.1), rng))
+    return Task(
+        model=partial(text_model, model, vectors, 2),
+        loss=cross_entropy,
+        clients=Rows(x, y, train, np.unique(owners[train], return_counts=True)[1]),
+        evaluate={"validation": (x[validation], y[validation]), "test": (x[test], y[test])},
+        name="sent140" if (used := int(counts[drawn].sum())) == tweets.TWEETS else f"sent140 (subset: {used:,} tweets)",
+    )
+
+
+def _shares(owners: NDArray[np.int64], shares: tuple[float, ...], rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """The owners at random in groups of these shares, at least one in each if there are enough."""
+    cuts = np.round(np.cumsum(shares[:-1]) * len(owners)).astype(int)
+    for i in range(len(cuts) - 1, -1, -1):  # the last groups are the small ones
+        cuts[i] = min(cuts[i], (cuts[i + 1] if i + 1 < len(cuts) else len(owners)) - 1)
+    return np.split(rng.permutation(owners), np.maximum(cuts, 0))
+
+
+def hugging_face(
+    train: Any,
+    test: Any,
+    by: str | None = None,
+    clients: int = 100,
+    split: Split = dirichlet(0.1),
+    inputs: str | None = None,
+    label: str = "label",
+    model: ImageModel = linear(),
+    split_seed: int = 0,
+) -> Task:
+    """Hugging Face `datasets`, or partitions of flwr-datasets: images, or inputs that are numbers.
+
+    train    a `datasets.Dataset`, split by the column `by` (a client for each value) or by `split` over `clients`;
+             or a list of them, one for each client, as `FederatedDataset.load_partition` gives
+    test     a `datasets.Dataset` to evaluate on
+    inputs   the column of inputs, by default the only one beside `label` and `by`
+
+    Either may be the name of a folder that `Dataset.save_to_disk` wrote.
+    """
+    arguments = dict(locals())
+    settings = toml.table_of(hugging_face, arguments) if isinstance(train, str) and isinstance(test, str) else None
+    train, test = (
+        partitions.from_disk(part, name) if isinstance(part, str) else part for name, part in (("train", train), ("test", test))
+    )
+    alone = hasattr(train, "column_names")
+    parts = [train] if alone else list(train)
+    if not parts:
+        raise ValueError("train: expected at least one partition, found none")
+    inputs = inputs or partitions.input_column(parts[0].column_names, label, by)
+    held = [partitions.columns(part, inputs, label, "train" if alone else f"train[{i}]") for i, part in enumerate(parts)]
+    x, y = partitions.columns(test, inputs, label, "test")
+    if alone and by is not None:
+        if by not in train.column_names:
+            raise ValueError(f"by={by!r}: no such column; there are {', '.join(train.column_names)}")
+        held = split_examples(*held[0], by_key(np.asarray(train.with_format("numpy")[:][by]).tolist()))
+    elif alone:
+        check.integer(1, clients=clients)
+        held = split_examples(*held[0], split(held[0][1], clients, generator(split_seed, "hugging face")))
+    classes = 1 + max(int(labels.max()) for labels in (y, *(labels for _, labels in held)))
+    name = str(getattr(getattr(parts[0], "info", None), "dataset_name", None) or "hugging_face")
+    return Task(
+        model=partial(image_model, model, x.shape[1:], classes),
+        loss=cross_entropy,
+        clients=held,
+        evaluate=(x, y),
+        name=name,
+        settings=settings,
+    )
+
+
+@recorded
 def leaf(folder: str, model: Model = linear()) -> Task:
     """Any folder of LEAF JSON with numeric inputs: a client per user of `train`, evaluated on all of `test`."""
     train, test = (read_split(Path(folder) / split) for split in ("train", "test"))
     x, y = (np.concatenate([examples[i] for examples in test.values()]) for i in (0, 1))
-    features = int(np.prod(x.shape[1:]))
     classes = 1 + max(int(labels.max()) for labels in [y, *(labels for _, labels in train.values())])
     return Task(
-        model=partial(_flattened, model, features, classes),
+        model=partial(image_model, model, x.shape[1:], classes),
         loss=cross_entropy,
         clients=list(train.values()),
         evaluate=(x, y),
@@ -137,9 +328,3 @@ def cross_entropy(output: Any, label: Any) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(output, label)
-
-
-def _flattened(model: Model, features: int, classes: int) -> Any:
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Flatten(), model(features, classes))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fedbuff import toml
 from fedbuff.learn.task import Task
@@ -17,7 +16,7 @@ class Dataset:
     concurrency, trips   of every run, and the most trips it may take
     sweep                concurrencies of the figures that vary it
     paper                whose numbers of the paper stand beside ours
-    clients, examples    of the paper's training data, to say how far the data at hand differs; None if it doesn't say
+    clients              of the paper's data
     rate                 trips a second on two cores (fedbuff bench), for estimates
     reduced              how a quick version differs from the real one; "" for the real one
     """
@@ -32,7 +31,6 @@ class Dataset:
     trips: int = 600_000
     sweep: tuple[int, ...] = (10, 100, 300, 1000)
     clients: int | None = None
-    examples: int | None = None
     reduced: str = ""
 
     def load(self) -> Task:
@@ -42,27 +40,24 @@ class Dataset:
         except ValueError as e:
             raise SettingsError(f"{self.title}: {e}") from e
 
-    def describe(self, sizes: Sequence[int]) -> str:
-        """What the data at hand is, beside the paper's."""
-        total = sum(sizes)
-        spread = f"{min(sizes)} each" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)} each"
-        found = (
-            f"{self.title}: {len(sizes):,} clients, {total:,} training examples ({total / len(sizes):.1f} on average, {spread})"
+    def describe(self, name: str, sizes: Sequence[int]) -> str:
+        """What the data at hand is, beside the paper's; `name` is the task's, which says so if it is not all of the data."""
+        total, of_all = sum(sizes), name.partition("(")[2].rstrip(")")
+        spread = (
+            f"{min(sizes)} each" if min(sizes) == max(sizes) else f"{total / len(sizes):.1f} on average, {max(sizes)} at most"
         )
-        differs = []
+        found = f"{self.title}: {len(sizes):,} clients, {total:,} training examples ({spread})"
+        if of_all:
+            found += f"; {of_all}"
         if self.clients is not None and self.clients != len(sizes):
-            differs.append(f"{self.clients:,} clients")
-        if self.examples is not None and abs(total / self.examples - 1) > 0.01:
-            differs.append(f"{self.examples:,} examples")
-        if differs:
-            found += f"; a subset of the paper's {' and '.join(differs)}, so numbers can't be compared cell by cell"
+            found += f"; the paper has {self.clients:,} clients"
+        if of_all:
+            found += "; numbers can't be compared with the paper's one by one"
         return found + (f"; {self.reduced}" if self.reduced else "")
 
 
-CIFAR10 = Dataset(
-    "cifar10", "CIFAR-10", {"cifar10": {}}, target=0.60, paper="cifar10", rate=280.0, clients=5_000, examples=50_000
-)
-CELEBA = Dataset("celeba", "CelebA", {"celeba": {}}, target=0.90, paper="celeba", rate=200.0, clients=9_343, examples=177_457)
+CIFAR10 = Dataset("cifar10", "CIFAR-10", {"cifar10": {}}, target=0.60, paper="cifar10", rate=280.0, clients=5_000)
+CELEBA = Dataset("celeba", "CelebA", {"celeba": {}}, target=0.90, paper="celeba", rate=200.0, clients=9_343)
 SENT140 = Dataset("sent140", "Sent140", {"sent140": {}}, target=0.69, paper="sent140", rate=300.0, clients=660_120)
 
 DIGITS = Dataset(
@@ -102,10 +97,3 @@ def quick(dataset: Dataset) -> Dataset:
     target, trips = _LESS[dataset.name]
     reduced = f"quick: to {100 * target:g} % instead of {100 * dataset.target:g} %, at most {trips:,} trips"
     return replace(dataset, target=target, trips=trips, sweep=(100, 1000), reduced=reduced)
-
-
-def data_folder(folder: Path) -> str:
-    """The folder of --data as the environment variable FEDBUFF_DATA wants it: settings never hold a path of a machine."""
-    if not folder.is_dir():
-        raise SettingsError(f"--data {folder}: no such folder")
-    return str(folder.resolve())

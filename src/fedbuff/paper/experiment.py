@@ -32,13 +32,18 @@ class Ask:
         """The settings of `method` on the dataset; `changes` as in `methods.tables`."""
         return methods.tables(self.dataset, self.tuned, method, **changes)
 
-    @cached_property
+    @property
     def sizes(self) -> list[int]:
         """How many examples each client holds, read from the data."""
+        return self.data[1]
+
+    @cached_property
+    def data(self) -> tuple[str, list[int]]:
+        """The task's own name, and how many examples each client holds."""
         if not self.read:
             raise ValueError(f"{self.dataset.title} is not to be read now")
         task = self.dataset.load()
-        return task.sizes() or [task.examples(client) for client in range(len(task.clients))]
+        return task.name, task.sizes() or [task.examples(client) for client in range(len(task.clients))]
 
 
 def nothing(ask: Ask) -> dict[str, Table]:

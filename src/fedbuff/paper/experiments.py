@@ -149,7 +149,7 @@ def about(experiment: Experiment, ask: Ask, needed: dict[str, Table]) -> Table:
         "title": experiment.title,
         "claim": experiment.claim,
         "dataset": dataset.name,
-        "data": "no data needed" if dataset is NO_DATA else dataset.describe(ask.sizes),
+        "data": "no data needed" if dataset is NO_DATA else dataset.describe(*ask.data),
         "paper_dataset": DATASETS[dataset.paper].title if dataset.paper in DATASETS else "",
         "stand_in": bool(dataset.reduced),
         "quick": ask.quick,

@@ -1,0 +1,124 @@
+"""Prepared arrays, kept on disk: read out of a dataset's files once, memory-mapped from then on.
+
+Each set is a folder of .npy files under $FEDBUFF_CACHE, named by what it was made from: the source files with their sizes
+and times of change, the reader's version and its arguments. It is moved into place when it is whole, checked whenever it
+is opened, and made again if it is damaged. Processes that map the same file share its memory.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+New = Callable[[str, tuple[int, ...], Any], NDArray[Any]]  # new(name, shape, dtype): zeros on disk, to be filled
+
+_LIST = "files.json"  # written last: every file with its size and checksum
+_BLOCK = 1 << 24
+
+
+def cache_folder() -> Path:
+    """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
+    if own := os.environ.get("FEDBUFF_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
+
+
+def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Callable[[New], None]) -> Arrays:
+    """The arrays that `make(new)` fills, by name and read-only; it is called only if they are not at hand.
+
+    facts   what else the arrays depend on: the reader's version, and its arguments
+    """
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    key = hashlib.sha256(json.dumps([name, files, list(facts)]).encode()).hexdigest()[:16]
+    folder = cache_folder() / f"{name}-{key}"
+    arrays = _opened(folder)
+    if arrays is not None:
+        return arrays
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        _sweep(folder)
+        scratch.mkdir(parents=True)
+        print(f"fedbuff: preparing {name}, once, into {folder.parent} …", file=sys.stderr, flush=True)
+        make(lambda array, shape, dtype: _room(scratch / f"{array}.npy", shape, dtype))
+        _seal(scratch)
+        with contextlib.suppress(OSError):  # another process was faster: its arrays are as good
+            scratch.rename(folder)
+        arrays = _opened(folder)
+    except OSError as e:
+        kept = f"it is kept in {folder.parent}, or where FEDBUFF_CACHE says"
+        raise ValueError(f"{e.filename or folder}: can't prepare {name}: {e.strerror or e}; {kept}") from e
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if arrays is None:
+        raise ValueError(f"{folder}: what was just written can't be read back; is the disk all right?")
+    return arrays
+
+
+def _room(path: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would be a crash later
+        with path.open("r+b") as f:
+            os.posix_fallocate(f.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _seal(folder: Path) -> None:
+    """Put everything on disk, and write down what a whole set looks like."""
+    files = {}
+    for path in sorted(folder.glob("*.npy")):
+        with path.open("rb") as f:
+            os.fsync(f.fileno())
+        files[path.name] = [path.stat().st_size, _checksum(path)]
+    (folder / _LIST).write_text(json.dumps(files), encoding="utf-8")
+
+
+def _opened(folder: Path) -> Arrays | None:
+    """The arrays in the folder, or None if it is not there or damaged."""
+    try:
+        files = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        arrays = {}
+        for name, (size, checksum) in files.items():
+            path = folder / name
+            if path.stat().st_size != size or _checksum(path) != checksum:
+                return None
+            arrays[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
+        return arrays
+    except (OSError, ValueError, TypeError, AttributeError):  # nothing there, not JSON, not a list of files, not an array
+        return None
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as f:
+        while block := f.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _sweep(folder: Path) -> None:
+    """Remove a damaged set, and what killed processes left behind."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for left in folder.parent.glob(".*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

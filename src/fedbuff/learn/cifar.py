@@ -1,0 +1,196 @@
+"""CIFAR-10's Python version: six pickles of 10,000 images each, in a folder or still in their .tar.gz.
+
+A pickle can run any code of its author's choice, so these are read by an unpickler that knows a handful of names, and
+for each of them only takes down what it was called with. The array is built here, from bytes that were checked.
+"""
+
+import gzip
+import hashlib
+import io
+import pickle
+import struct
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbuff.learn.cache import New
+from fedbuff.learn.folder import locate, missing
+
+VERSION = 1  # of what `prepare` makes
+SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
+TRAIN, TEST = tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",)
+CLASSES, SHAPE = 10, (3, 32, 32)
+# of the 50,000 training images, channel by channel; FLSim's std (0.2023, 0.1994, 0.2010) is the mean of the images' own
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+_MD5 = "c58f30108f718f92721af3b95e74349a"  # of the archive, as its page says
+_PIXELS = 3 * 32 * 32
+_LARGEST = 1 << 27  # bytes; a batch has 31 MB
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def find(folder: Path) -> list[Path]:
+    """The six batches where they are unpacked, or else the archive."""
+    places = [place / sub for place in (folder, folder / "cifar10") for sub in ("", FOLDER)]
+    for place in places:
+        if (place / TRAIN[0]).is_file():
+            return [locate(place, (), name, SOURCE) for name in (*TRAIN, *TEST)]
+    for place in places:
+        if (place / ARCHIVE).is_file():
+            return [place / ARCHIVE]
+    raise missing(places, f"{ARCHIVE} (or its folder {FOLDER})", SOURCE)
+
+
+def prepare(sources: list[Path], new: New) -> None:
+    """train_x, train_y, test_x and test_y."""
+    found = dict(read_archive(sources[0]) if len(sources) == 1 else read_folder(sources[0].parent))
+    for part, names in (("train", TRAIN), ("test", TEST)):
+        count = sum(len(found[name][1]) for name in names)
+        np.concatenate([found[name][0] for name in names], out=new(f"{part}_x", (count, *SHAPE), np.uint8))
+        np.concatenate([found[name][1] for name in names], out=new(f"{part}_y", (count,), np.int64))
+
+
+def read_folder(folder: Path) -> Iterator[tuple[str, Batch]]:
+    """The name, images [n, 3, 32, 32] and labels of each batch in turn."""
+    for name in (*TRAIN, *TEST):
+        path = folder / name
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"{path}: {path.stat().st_size:,} bytes are too many for a batch of CIFAR-10")
+        yield name, read_batch(path.read_bytes(), str(path))
+
+
+def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
+    """The same from the .tar.gz, which is read to its end so that its checksum is looked at."""
+    seen = set()
+    try:
+        with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if name in (*TRAIN, *TEST) and member.isfile() and member.size <= _LARGEST:
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    seen.add(name)
+                    yield name, read_batch(file.read(), f"{path}: {name}")
+            while unpacked.read(1 << 20):
+                pass
+    except _RefusedError:
+        raise
+    except Exception as e:  # tarfile, gzip and zlib have a dozen kinds between them
+        raise ValueError(f"{path}: not a whole .tar.gz ({_said(e)}); {_compare(path)}") from e
+    if absent := [name for name in (*TRAIN, *TEST) if name not in seen]:
+        raise ValueError(f"{path}: holds no {', '.join(absent)}; {_compare(path)}")
+
+
+def read_batch(data: bytes, where: str) -> Batch:
+    """Images [n, 3, 32, 32] and labels out of a pickled batch; `where` is for error messages."""
+    try:
+        found = _Unpickler(io.BytesIO(data)).load()
+    except Exception as e:  # a damaged pickle can raise nearly anything
+        raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({_said(e)}); get it again from {SOURCE}") from e
+    if not isinstance(found, dict):
+        raise _RefusedError(f"{where}: expected a dictionary with data and labels, found a {type(found).__name__}")
+    names = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
+    for key, kind in (("data", _Array), ("labels", list)):
+        if not isinstance(names.get(key), kind):
+            raise _RefusedError(
+                f"{where}: expected a dictionary with data and labels, found {', '.join(map(str, names)) or 'an empty one'}"
+            )
+    labels = names["labels"]
+    if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
+        wrong = next(label for label in labels if type(label) is not int or not 0 <= label < CLASSES)
+        raise _RefusedError(f"{where}: expected labels from 0 to {CLASSES - 1}, found {str(wrong)[:40]}")
+    pixels = names["data"].pixels()
+    if pixels is None or pixels.shape[1] != _PIXELS or len(pixels) != len(labels) or not labels:
+        shape = "no array of bytes" if pixels is None else f"{pixels.shape[0]} × {pixels.shape[1]} bytes"
+        raise _RefusedError(f"{where}: expected {len(labels)} × {_PIXELS} bytes for its {len(labels)} labels, found {shape}")
+    return pixels.reshape(-1, *SHAPE), np.array(labels, np.int64)
+
+
+class _RefusedError(ValueError):
+    """A complaint that says where already."""
+
+
+class _Array:
+    """What is left of a pickled ndarray: what it was restored with."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def pixels(self) -> NDArray[np.uint8] | None:
+        """The matrix of bytes that it was, if it was one."""
+        match self.state:
+            case (1, (int(rows), int(columns)), _Dtype() as dtype, 0 | 1 as by_columns, bytes() | bytearray() as raw):
+                fits = dtype.name in ("u1", "uint8") and rows >= 0 and columns >= 0 and rows * columns == len(raw)
+                return np.frombuffer(raw, np.uint8).reshape((rows, columns), order="F" if by_columns else "C") if fits else None
+        return None
+
+
+class _Dtype:
+    """What is left of a dtype: its name."""
+
+    def __init__(self, name: Any = None, *_: Any) -> None:
+        self.name = (name.decode("latin-1") if isinstance(name, bytes) else str(name)).lstrip("|")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    return _Array((1, shape, dtype, int(order == "F"), raw))
+
+
+def _encode(text: Any, _: Any) -> bytes:
+    return str(text).encode("latin-1")
+
+
+_KNOWN = {
+    "ndarray": _Array,
+    "dtype": _Dtype,
+    "_reconstruct": _reconstruct,
+    "_frombuffer": _frombuffer,
+    "encode": _encode,  # how Python 3 writes bytes for Python 2
+}
+_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric", "_codecs")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler: the one in C makes room for whatever size a damaged file claims."""
+
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="bytes")  # the files were written by Python 2
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in _MODULES or name not in _KNOWN:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
+        return _KNOWN[name]
+
+    def load_bytearray8(self: Any) -> None:
+        (size,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(min(size, _LARGEST))))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _compare(path: Path) -> str:
+    with path.open("rb") as f:
+        found = hashlib.file_digest(f, "md5").hexdigest()
+    return f"its md5 is {found}, that of {SOURCE} is {_MD5}"

@@ -1,0 +1,61 @@
+"""GloVe's text files: a word and its numbers on each line, the same count on all."""
+
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbuff.learn.folder import locate, missing
+
+SOURCE = "https://nlp.stanford.edu/projects/glove (glove.6B.zip)"
+
+
+def find(folder: Path, name: str | None) -> Path:
+    """The file of that name, or else the only glove*.txt."""
+    subfolders = ("glove", "sent140")
+    if name is not None:
+        return locate(folder, subfolders, name, SOURCE)
+    places = [folder, *(folder / sub for sub in subfolders)]
+    found = [path for place in places for path in sorted(place.glob("glove*.txt"))]
+    if not found:
+        raise missing(places, "glove*.txt", SOURCE)
+    if len(found) > 1:
+        raise ValueError(f"glove: choose one of {', '.join(path.name for path in found)} in {folder}")
+    return found[0]
+
+
+def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.float32]]:
+    """The vectors of those wanted words that the file has; all lines are checked for their width."""
+    found: dict[str, NDArray[np.float32]] = {}
+    width = None
+    try:
+        with path.open(encoding="utf-8", newline="\n") as f:
+            for number, line in enumerate(f, 1):
+                if not line.endswith("\n"):
+                    raise ValueError(f"{path}: line {number}: the file ends in the middle of it; get it again from {SOURCE}")
+                columns = line.count(" ")
+                width = columns if width is None else width
+                if columns != width or width == 0:
+                    raise ValueError(
+                        f"{path}: line {number}: a word with {columns} numbers"
+                        + (f", but {width} on the lines before" if columns != width else f"; is it GloVe? get it from {SOURCE}")
+                    )
+                word, _, numbers = line.partition(" ")
+                if word in wanted:
+                    found[word] = _vector(numbers.split(" "), f"{path}: line {number}")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: not text in UTF-8: {e}") from e
+    if width is None:
+        raise ValueError(f"{path}: an empty file; get it from {SOURCE}")
+    return found
+
+
+def _vector(numbers: Iterable[str], where: str) -> NDArray[np.float32]:
+    try:
+        vector = np.array([float(number) for number in numbers], np.float64)
+    except ValueError as e:
+        raise ValueError(f"{where}: expected a word and numbers ({e})") from e
+    if not np.isfinite(vector).all() or np.abs(vector).max() > 1e6:
+        raise ValueError(f"{where}: its numbers are not finite, or too large for a word's vector")
+    return vector.astype(np.float32)
