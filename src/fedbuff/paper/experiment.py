@@ -59,6 +59,7 @@ class Experiment:
     claim      what it shows there, in a sentence or two
     datasets   those it can be run on; none for one that needs no data
     quick      what stands in for them in a quick version
+    beside     whose numbers of the paper stand beside those of a stand-in
     cells      the settings of every run it needs, by a key of its own
     result     what the cells come to
     trips      about how many thousand trips a seed takes on each real dataset, by the paper's numbers
@@ -72,4 +73,5 @@ class Experiment:
     cells: Callable[[Ask], dict[str, Table]] = nothing
     datasets: tuple[str, ...] = ("cifar10", "celeba", "sent140")
     quick: str = "digits"
+    beside: str = "cifar10"
     trips: Mapping[str, float] | None = None

@@ -7,7 +7,7 @@ what was trained for it, OUT/settings what was tuned.
 import datetime
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbuff import toml
@@ -82,7 +82,8 @@ class Request:
                 f"--dataset {self.dataset}: {experiment.name} can't be run on it; {toml.suggest(self.dataset, allowed)}"
             )
         names = [self.dataset] if self.dataset else [experiment.quick] if self.quick else list(experiment.datasets)
-        return [quick(DATASETS[name]) if self.quick else DATASETS[name] for name in names]
+        chosen = [quick(DATASETS[name]) if self.quick else DATASETS[name] for name in names]
+        return [d if d.name in REAL else replace(d, paper=experiment.beside) for d in chosen]
 
 
 def find(name: str) -> Experiment:
@@ -197,7 +198,9 @@ def body(kept: Table, figure: str) -> list[str]:
     facts += [*kept["caveats"], *kept["notes"]]
     m = kept["machine"]
     seeds = f"seed{'s' if len(kept['seeds']) > 1 else ''} {', '.join(map(str, kept['seeds']))}"
-    facts.append(f"`{kept['command']}`; {seeds}; {m['cpu']}, {m['cores']} cores, torch {m['torch']}; {kept['date']}")
+    facts.append(
+        f"`{kept['command']}`; {seeds}; {m['cpu']}, {m['cores']} core{'s' if m['cores'] > 1 else ''}, torch {m['torch']}; {kept['date']}"
+    )
     parts.append("<small>" + ". ".join(fact[0].upper() + fact[1:] if fact[0] != "`" else fact for fact in facts) + ".</small>")
     return parts
 

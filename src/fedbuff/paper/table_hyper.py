@@ -46,7 +46,7 @@ def result(ask: Ask, found: Cells) -> Result:
             reached = "" if study["reached"] else ", not reached: by its accuracy there"
             notes.append(
                 f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips, "
-                f"{study['best']:,.0f} trips to the target (seed {study['seed']}{reached})"
+                f"{study['best']:,.0f} trips to the target (seeds {study['seeds'][0]} and {study['seeds'][1]}{reached})"
             )
     notes.append(
         "The paper adds updates where we average them, so its η_g is to be multiplied by the updates of a step before it is "

@@ -52,5 +52,6 @@ TABLE_LRNORM = Experiment(
     result,
     cells,
     datasets=("celeba", "sent140"),
+    beside="sent140",
     trips={"celeba": 316, "sent140": 1844},
 )

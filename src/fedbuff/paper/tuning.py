@@ -15,7 +15,7 @@ from fedbuff.report.files import write_text
 from fedbuff.toml import SettingsError, Table
 from fedbuff.tune import tune
 
-SEED = 100  # none of those that the tables use
+SEED = 100  # this and the next are none of those that the tables use
 
 
 def tune_method(
@@ -71,7 +71,7 @@ def as_toml(dataset: Dataset, method: str, k: int, study: Table) -> str:
                 "given_up": study["given_up"],
                 "trips": study["trips"],
                 "ranges": study["ranges"],
-                "seed": study["seed"],
+                "seeds": study["seeds"],
                 "date": datetime.date.today().isoformat(),
             },
         }
