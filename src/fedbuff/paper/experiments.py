@@ -198,9 +198,8 @@ def body(kept: Table, figure: str) -> list[str]:
     facts += [*kept["caveats"], *kept["notes"]]
     m = kept["machine"]
     seeds = f"seed{'s' if len(kept['seeds']) > 1 else ''} {', '.join(map(str, kept['seeds']))}"
-    facts.append(
-        f"`{kept['command']}`; {seeds}; {m['cpu']}, {m['cores']} core{'s' if m['cores'] > 1 else ''}, torch {m['torch']}; {kept['date']}"
-    )
+    where = f"{m['cpu']}, {m['cores']} core{'s' if m['cores'] > 1 else ''}, torch {m['torch']}"
+    facts.append(f"`{kept['command']}`; {seeds}; {where}; {kept['date']}")
     parts.append("<small>" + ". ".join(fact[0].upper() + fact[1:] if fact[0] != "`" else fact for fact in facts) + ".</small>")
     return parts
 
