@@ -23,6 +23,7 @@ from fedbuff.paper import (
     cells,
     experiments,
     fig_bias,
+    fig_delays,
     fig_progress,
     methods,
     table1,
@@ -275,9 +276,9 @@ def test_the_figures_about_concurrency_share_their_runs(tmp_path):
 def test_a_quick_version_says_so(tmp_path):
     assert "quick" in quick(experiments.DATASETS["cifar10"]).describe("cifar10", [10] * 5000)
     kept = experiments.run_one(
-        fig_progress.FIG_PROGRESS, ask(tmp_path, experiments.NO_DATA, quick=True), experiments.Request(tmp_path), silent
+        fig_delays.FIG_DELAYS, ask(tmp_path, experiments.NO_DATA, quick=True), experiments.Request(tmp_path), silent
     )
-    assert "quick" in (tmp_path / "fig-progress" / "result-quick.md").read_text()
+    assert "quick" in (tmp_path / "fig-delays" / "result-quick.md").read_text()
     assert kept["quick"]
 
 

@@ -142,8 +142,6 @@ def about(experiment: Experiment, ask: Ask, needed: dict[str, Table]) -> Table:
     used = list(dict.fromkeys(tables["name"] for tables in needed.values()))
     untuned = [methods.TITLES[m] for m in used if not methods.is_tuned(dataset, ask.tuned, m)]
     notes = [f"untuned learning rates: {', '.join(untuned)}"] if untuned else []
-    if ask.quick and dataset is NO_DATA:
-        notes.append("quick: fewer trips than the full version")
     return {
         "experiment": experiment.name,
         "where": experiment.where,
@@ -200,7 +198,9 @@ def body(kept: Table, figure: str) -> list[str]:
     seeds = f"seed{'s' if len(kept['seeds']) > 1 else ''} {', '.join(map(str, kept['seeds']))}"
     where = f"{m['cpu']}, {m['cores']} core{'s' if m['cores'] > 1 else ''}, torch {m['torch']}"
     facts.append(f"`{kept['command']}`; {seeds}; {where}; {kept['date']}")
-    parts.append("<small>" + ". ".join(fact[0].upper() + fact[1:] if fact[0] != "`" else fact for fact in facts) + ".</small>")
+    parts.append(
+        "<small>" + ". ".join(fact[0].upper() + fact[1:] if fact[0].isascii() else fact for fact in facts) + ".</small>"
+    )
     return parts
 
 

@@ -82,7 +82,7 @@ def result(ask: Ask, found: Cells) -> Result:
             lost = left < 0.9 and test.pvalue < 1e-3
             checks.append(Check("over-selection loses clients with many examples", lost, facts))
         else:
-            checks.append(Check(f"{part.title} does not", left > 0.9 and test.pvalue > 0.01, facts))
+            checks.append(Check(f"{part.title} keeps clients with many examples", left > 0.9 and test.pvalue > 0.01, facts))
     notes = [
         f"λ = {', '.join(f'{x:g}' for x in LAMBDAS)}: the same clients take part, trip for trip, as λ only scales the clock"
     ]

@@ -18,7 +18,7 @@ def result(ask: Ask, found: Cells) -> Result:
     gain, more = ratio(rounds[before], rounds[last]), last / before
     checks = []
     if gain is not None:
-        facts = f"{before:,} → {last:,} clients ({more:.2g} times): rounds fall by {gain.text(2)}"
+        facts = f"{before:,} → {last:,} clients ({more:.2g} times): {gain.text(2)} times fewer rounds"
         checks.append(Check("more clients per round bring diminishing returns", gain.mean < 0.9 * more, facts))
     plot, (axes,) = panels([f"FedAvgM on {ask.dataset.title}, to {100 * ask.dataset.target:g} %"], "concurrency M", "rounds")
     line = [rounds[m].mean for m in ask.dataset.sweep]

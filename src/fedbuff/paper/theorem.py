@@ -150,8 +150,9 @@ def result(ask: Ask, found: Cells) -> Result:
         checks.append(Check(f"M = {m}, K = {k}, Q = {q}: falls about as fast as 1/√T, or faster", slope <= -0.45, facts))
     facts = f"at most {max(within):.2g} of it in {len(within) // 2} cases; also with constants that hold for every w"
     checks.insert(0, Check("Theorem 1: the mean squared gradient stays below its bound", max(within) <= 1.0, facts))
+    notes = NOTES + (["quick: fewer server steps and arrivals than the full version"] if ask.quick else [])
     stale, stale_checks = staleness_bound(seed, 20_000 if ask.quick else 100_000)
-    return Result(pairs + stale, "", checks + stale_checks, notes=NOTES, beside="bound")
+    return Result(pairs + stale, "", checks + stale_checks, notes=notes, beside="bound")
 
 
 def staleness_bound(seed: int, trips: int, m: int = 100) -> tuple[list[Pair], list[Check]]:
