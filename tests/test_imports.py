@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "sim": {"compiled", "core", "learn", "report", "sim", "toml", "version"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},
+    "paper": {"bench", "core", "learn", "paper", "presets", "report", "settings", "sim", "toml", "tune"},
+    "tune.py": {"core", "presets", "report", "settings", "sim", "toml"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "sim/trips.py"]
 
@@ -64,7 +66,7 @@ def test_the_core_and_the_timeline_are_pure():
 
 
 def test_import_fedbuff_brings_no_heavy_library():
-    heavy = ("torch", "pyarrow", "matplotlib", "rich", "sklearn", "scipy", "PIL", "datasets")
+    heavy = ("torch", "pyarrow", "matplotlib", "optuna", "rich", "sklearn", "scipy", "PIL", "datasets")
     code = f"import fedbuff, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

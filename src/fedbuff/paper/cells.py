@@ -1,0 +1,96 @@
+"""A cell: one run of one setting with one seed, kept as a small JSON file under the hash of its settings.
+
+So an interrupted table goes on where it stopped, and tables that share runs train them once. While it trains, a run has a
+folder of its own (OUT/runs, not for the repository) from whose checkpoints it goes on in the middle; what tables and
+figures need of it stays (OUT/cells).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedbuff import toml
+from fedbuff.paper.result import Number, spread
+from fedbuff.report.files import FolderError, write_json
+from fedbuff.report.progress import bar
+from fedbuff.report.run import Run
+from fedbuff.settings import Settings, from_tables
+from fedbuff.toml import Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a run came to: its settings, its summary.json, and its learning curve on the first split, column by column."""
+
+    settings: Table
+    seed: int
+    summary: Mapping[str, Any]
+    curve: Mapping[str, list[Any]]
+
+    def to_target(self, cost: str) -> float | None:
+        """`cost` (trips, server_steps, virtual_time) when the target was reached; None if it never was."""
+        found: float | None = self.summary[f"{cost}_to_target"]
+        return found
+
+
+def to_target(cells: Sequence[Cell], cost: str, unit: float = 1.0) -> Number:
+    """Mean and standard deviation over seeds, or how much was not enough: a mean over the lucky seeds would flatter."""
+    found = [cell.to_target(cost) for cell in cells]
+    reached = [value / unit for value in found if value is not None]
+    if len(reached) == len(cells):
+        return spread(reached)
+    spent = [cell.summary[cost] if value is None else value for cell, value in zip(cells, found, strict=True)]
+    return Number(mean(spent) / unit, bound=True)
+
+
+def measure(
+    tables: Table, seed: int, out: Path, workers: int | None = None, quiet: bool = True, say: Callable[[str], None] = print
+) -> Cell:
+    """The cell of these settings and seed: from its file, or by running it, from its last checkpoint if there is one."""
+    experiment = from_tables({**tables, "seed": seed})
+    path = where(experiment, out)
+    kept = read(path)
+    if kept is not None:
+        return kept
+    out.mkdir(parents=True, exist_ok=True)
+    with bar(f"{experiment.name} {seed}", experiment.until, quiet) as progress:
+        run = experiment.run(out=out / "runs" / path.stem, resume=True, progress=progress, workers=workers)
+    cell = Cell(without_seed(experiment), seed, run.summary, curve(run))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"settings": cell.settings, "seed": seed, "summary": dict(run.summary), "curve": cell.curve})
+    reached = run.summary["trips_to_target"]
+    found = f"after {reached:,} trips" if reached is not None else f"not within {run.summary['trips']:,} trips"
+    say(f"{path.stem}: {100 * run.summary['target']:g} % {found}, {run.summary['wall_seconds']:.0f} s")
+    return cell
+
+
+def where(experiment: Settings, out: Path) -> Path:
+    """The file of a cell: readable, and different for all that can change the result."""
+    text = toml.dumps(without_seed(experiment))
+    task = next(iter(experiment.tables()["task"]))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return out / "cells" / f"{task}-{experiment.name}-{digest}-seed{experiment.seed}.json"
+
+
+def without_seed(experiment: Settings) -> Table:
+    return {key: value for key, value in experiment.tables().items() if key != "seed"}
+
+
+def read(path: Path) -> Cell | None:
+    """A cell from its file, or None if it was not run yet."""
+    if not path.is_file():
+        return None
+    try:
+        return Cell(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as e:
+        raise FolderError(f"{path} is damaged ({e}): remove it to run this cell again") from e
+
+
+def curve(run: Run) -> dict[str, list[Any]]:
+    """The evaluations on the first split as columns."""
+    rows = [m for m in run.metrics if m["split"] == run.metrics[0]["split"]]
+    return {name: [row.get(name) for row in rows] for name in ("trips", "server_steps", "virtual_time", "loss", "accuracy")}

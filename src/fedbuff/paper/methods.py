@@ -1,0 +1,147 @@
+"""The methods of the paper on its datasets: which settings a cell of a table is run with.
+
+Learning rates, momentum and μ are those that `fedbuff paper tune` found and kept in OUT/settings/DATASET/METHOD.toml; where
+it was not run yet, the untuned values below, and every result says so.
+"""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbuff import settings
+from fedbuff.paper.datasets import Dataset
+from fedbuff.toml import SettingsError, Table
+
+TITLES = {"fedbuff": "FedBuff", "fedasync": "FedAsync", "fedavgm": "FedAvgM", "fedavg": "FedAvg", "fedprox": "FedProx"}
+ASYNCHRONOUS = ("fedbuff", "fedasync")
+K = 10
+
+
+class Rates(NamedTuple):
+    """What is tuned: client and server learning rate, and β or μ where a method has one."""
+
+    client: float
+    server: float
+    beta: float | None = None
+    mu: float | None = None
+
+
+# Where tuning starts. With one local step, as most clients here take, only client · server matters.
+UNTUNED = {
+    "cifar10": {
+        "fedbuff": Rates(0.1, 10.0, beta=0.0),
+        "fedasync": Rates(0.1, 3.0),
+        "fedavgm": Rates(0.1, 3.0, beta=0.9),
+        "fedavg": Rates(0.1, 10.0),
+        "fedprox": Rates(0.1, 10.0, mu=0.001),
+    },
+    "celeba": {
+        "fedbuff": Rates(0.1, 10.0, beta=0.3),
+        "fedasync": Rates(0.1, 3.0),
+        "fedavgm": Rates(0.1, 3.0, beta=0.9),
+        "fedavg": Rates(0.1, 10.0),
+        "fedprox": Rates(0.1, 10.0, mu=0.01),
+    },
+    "sent140": {
+        "fedbuff": Rates(3.0, 10.0, beta=0.5),
+        "fedasync": Rates(3.0, 3.0),
+        "fedavgm": Rates(3.0, 10.0, beta=0.9),
+        "fedavg": Rates(3.0, 30.0),
+        "fedprox": Rates(3.0, 30.0, mu=0.001),
+    },
+    # the demo's, by the same random search for each (results/demo-tuning.json), for LR-Norm on clients of two or three examples
+    "digits": {
+        "fedbuff": Rates(5.0, 0.96, beta=0.0),
+        "fedasync": Rates(0.43, 6.8),
+        "fedavgm": Rates(1.3, 4.5, beta=0.9),
+        "fedavg": Rates(1.8, 6.6),
+        "fedprox": Rates(1.8, 6.6, mu=0.001),
+    },
+}
+
+
+def tables(
+    dataset: Dataset,
+    tuned: Path,
+    method: str,
+    *,
+    buffer_size: int | None = None,
+    concurrency: int | None = None,
+    over_selection: float = 0.0,
+    timing: Table | None = None,
+    a: float = 0.5,
+    weighting: str = "lr-norm",
+    scale: float = 1.0,
+    client_scale: float = 1.0,
+) -> Table:
+    """The settings of one cell but its seed: `method` on `dataset` with tuned values from the folder `tuned`.
+
+    `scale` multiplies the server learning rate, `client_scale` the client's. `weighting` is "lr-norm", "examples" or "uniform".
+    """
+    found = rates(dataset, tuned, method, buffer_size or K)
+    arguments: dict[str, Any] = {"concurrency": concurrency or dataset.concurrency, "lr": found.server * scale}
+    if method in ASYNCHRONOUS:
+        arguments["a"] = a
+    if method == "fedbuff":
+        arguments["buffer_size"] = buffer_size or K
+    if method not in ASYNCHRONOUS and over_selection:
+        arguments["over_selection"] = over_selection
+    arguments |= {name: value for name in ("beta", "mu") if (value := getattr(found, name)) is not None}
+    made: Table = {
+        "name": method,
+        "task": dataset.task,
+        "algorithm": {method: arguments},
+        "client": {"lr": found.client * client_scale, "batch_size": 32, "lr_norm": weighting == "lr-norm"},
+        "timing": timing or {"half_normal": {"scale": 1.0}},
+        "until": {"accuracy": dataset.target, "trips": dataset.trips},
+    }
+    if weighting == "examples":
+        made["server"] = {"weight_by": "examples"}
+    if dataset.name == "digits":
+        made["evaluate_every"] = 100
+    return made
+
+
+def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> Rates:
+    """Tuned values: of this buffer size, else of K = 10 with the server learning rate scaled, else untuned.
+
+    A step's mean is over more updates as K grows, and they are less stale: η_g ∝ √K keeps what an update moves about equal.
+    """
+    own = read(tuned / dataset.name / f"{file_name(method, buffer_size)}.toml", method)
+    if own is not None:
+        return own
+    found = read(tuned / dataset.name / f"{method}.toml", method)
+    if found is None:
+        if dataset.name not in UNTUNED:
+            raise SettingsError(f"dataset {dataset.name}: no settings to train on it with (there are: {', '.join(UNTUNED)})")
+        found = UNTUNED[dataset.name][method]
+    scaled = math.sqrt(buffer_size / K) if method == "fedbuff" else 1.0
+    return found._replace(server=found.server * scaled)
+
+
+def is_tuned(dataset: Dataset, tuned: Path, method: str) -> bool:
+    return (tuned / dataset.name / f"{method}.toml").is_file()
+
+
+def file_name(method: str, buffer_size: int = K) -> str:
+    return f"{method}-k{buffer_size}" if method == "fedbuff" and buffer_size != K else method
+
+
+def read(path: Path, method: str) -> Rates | None:
+    """What a tuned settings file says, or None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        algorithm = found["algorithm"][method]
+        return Rates(float(found["client"]["lr"]), float(algorithm["lr"]), algorithm.get("beta"), algorithm.get("mu"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+        raise SettingsError(
+            f"{path}: expected [algorithm.{method}] and [client] with lr, as `fedbuff paper tune` writes them ({e})"
+        ) from e
+
+
+def study(path: Path) -> Table | None:
+    """The [study] of a tuned settings file: trials, best, budget."""
+    return settings.read(path).get("study") if path.is_file() else None

@@ -1,0 +1,66 @@
+"""Table 1: client trips to the target accuracy, five methods at concurrency 1000."""
+
+from fedbuff.paper import methods
+from fedbuff.paper.cells import to_target
+from fedbuff.paper.experiment import Ask, Cells, Experiment
+from fedbuff.paper.result import Check, Number, Pair, Result, ratio
+from fedbuff.toml import Table
+
+# thousands of trips; None: "> 600"
+PAPER: dict[str, dict[str, float | None]] = {
+    "celeba": {"fedbuff": 31.9, "fedasync": 37.1, "fedavgm": 104.0, "fedavg": 231.0, "fedprox": 228.0},
+    "sent140": {"fedbuff": 124.7, "fedasync": 308.9, "fedavgm": 216.0, "fedavg": None, "fedprox": None},
+    "cifar10": {"fedbuff": 67.5, "fedasync": 73.3, "fedavgm": 122.7, "fedavg": 386.7, "fedprox": 292.7},
+}
+LIMIT = 600.0
+
+
+def cells(ask: Ask) -> dict[str, Table]:
+    return {method: ask.tables(method) for method in methods.TITLES}
+
+
+def result(ask: Ask, found: Cells) -> Result:
+    trips = {method: to_target(found[method], "trips", 1000) for method in methods.TITLES}
+    paper = {method: beside(ask, method) for method in methods.TITLES}
+    pairs = [Pair(method, title, paper[method], trips[method]) for method, title in methods.TITLES.items()]
+    for method, title in methods.TITLES.items():
+        if method != "fedbuff":
+            theirs, ours = ratio(paper[method], paper["fedbuff"]), ratio(trips[method], trips["fedbuff"])
+            pairs.append(Pair(f"{method}-speedup", f"{title} / FedBuff", theirs, ours, group="speedup"))
+    return Result(pairs, "thousand trips to the target", checks(trips))
+
+
+def beside(ask: Ask, method: str) -> Number:
+    theirs = PAPER[ask.dataset.paper][method]
+    return Number(LIMIT, bound=True) if theirs is None else Number(theirs)
+
+
+def checks(trips: dict[str, Number]) -> list[Check]:
+    ours = trips["fedbuff"]
+    rivals = {method: trips[method] for method in ("fedavgm", "fedavg", "fedprox")}
+    facts = ", ".join(f"{methods.TITLES[m]} {n.text()}" for m, n in {"fedbuff": ours, **rivals}.items())
+    over = ratio(trips["fedavgm"], ours)
+    return [
+        Check(
+            "FedBuff takes fewer trips than FedAvgM, FedAvg and FedProx",
+            not ours.bound and all(n.bound or ours.mean < n.mean for n in rivals.values()),
+            facts,
+        ),
+        Check(
+            "FedAvgM takes at least 1.5 times FedBuff's",
+            over is not None and over.mean >= 1.5,
+            "FedBuff did not get there" if over is None else f"{over.text(2)} times",
+        ),
+    ]
+
+
+TABLE1 = Experiment(
+    "table1",
+    "Table 1",
+    "Client trips to the target accuracy",
+    "FedBuff needs 1.7 to 3.3 times fewer trips than the best synchronous method (FedAvgM), and 1.1 to 2.5 times fewer than "
+    "FedAsync.",
+    result,
+    cells,
+    trips={"cifar10": 943, "celeba": 632, "sent140": 1850},
+)

@@ -1,0 +1,78 @@
+"""`fedbuff paper tune`: the best settings for a method on a dataset, kept in OUT/settings/DATASET/METHOD.toml.
+
+Every method gets the same number of trials of the same length, from the same ranges; the first is the untuned guess.
+"""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fedbuff import toml
+from fedbuff.paper import methods
+from fedbuff.paper.datasets import Dataset
+from fedbuff.report.files import write_text
+from fedbuff.toml import SettingsError, Table
+from fedbuff.tune import tune
+
+SEED = 100  # this and the next are none of those that the tables use
+
+
+def tune_method(
+    dataset: Dataset,
+    method: str,
+    out: Path,
+    *,
+    buffer_size: int | None = None,
+    trials: int = 30,
+    trips: int | None = None,
+    ranges: str = "narrow",
+    workers: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Path, Table]:
+    """Tune a method; the file it is kept in, and the study. `trips` shortens a trial; it is the dataset's limit otherwise."""
+    if method not in methods.TITLES:
+        raise SettingsError(f"--method {method}: unknown; {toml.suggest(method, methods.TITLES)}")
+    if buffer_size is not None and method != "fedbuff":
+        raise SettingsError(f"--buffer-size {buffer_size}: only FedBuff has one to choose, not {methods.TITLES[method]}")
+    k = buffer_size or methods.K
+    tuned, shorter = out / "settings", replace(dataset, trips=trips or dataset.trips)
+    untuned = out / "none"  # the same guess for everybody, whatever was tuned before
+    tables = methods.tables(shorter, untuned, method, buffer_size=k)
+    guess = methods.rates(shorter, untuned, method, k)
+    first = {"client.lr": guess.client, f"algorithm.{method}.lr": guess.server}
+    first |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
+    name = methods.file_name(method, k)
+    folder = out / "studies" / f"{dataset.name}-{name}-{shorter.trips}-{ranges}"
+    study = tune(tables, folder, trials=trials, ranges=ranges, workers=workers, seed=SEED, first=[first], say=say)
+    path = tuned / dataset.name / f"{name}.toml"
+    if study["best"] is None:
+        raise ValueError(f"{methods.TITLES[method]} on {dataset.title}: all {study['trials']} trials were given up")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, as_toml(dataset, method, k, study))
+    return path, study
+
+
+def as_toml(dataset: Dataset, method: str, k: int, study: Table) -> str:
+    """What a table needs of a study: the best values, and what finding them cost."""
+    best, values = study["best"], study["best"]["values"]
+    algorithm = {path.rsplit(".", 1)[1]: value for path, value in values.items() if path.startswith("algorithm.")}
+    title = methods.TITLES[method] + (f" with K = {k}" if method == "fedbuff" else "")
+    head = f"# {title} on {dataset.title}, by `fedbuff paper tune`\n"
+    return head + toml.dumps(
+        {
+            "algorithm": {method: algorithm},
+            "client": {"lr": values["client.lr"]},
+            "study": {
+                "best": best["cost"],
+                "reached": best["reached"],
+                "target": study["target"],
+                "trials": study["trials"],
+                "given_up": study["given_up"],
+                "trips": study["trips"],
+                "ranges": study["ranges"],
+                "seeds": study["seeds"],
+                "date": datetime.date.today().isoformat(),
+            },
+        }
+    )

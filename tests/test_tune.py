@@ -1,0 +1,186 @@
+"""`fedbuff tune`: the study orders trials sensibly, survives a kill, and its best settings are what it says."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import time
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import command
+from fedbuff import toml
+from fedbuff.settings import from_tables
+from fedbuff.toml import SettingsError
+from fedbuff.tune import RANGES, STEPS, between, budget, cost, space_of, tune, with_values
+
+SMALL = {
+    "task": {"digits": {"clients": 60, "model": "linear"}},
+    "algorithm": {"fedavgm": {"concurrency": 10}},
+    "client": {"lr": 0.1},
+    "until": {"accuracy": 0.6, "trips": 300},
+    "evaluate_every": 10,
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(toml.dumps(SMALL))
+    return path
+
+
+accuracies = st.floats(0, 1)
+
+
+@given(st.integers(1, 1000), accuracies, accuracies, st.floats(0.01, 1))
+def test_who_reaches_the_target_comes_before_who_does_not(trips, one, other, target):
+    assert cost(trips, one, target, 1000) <= cost(None, min(other, target), target, 1000)
+    below = sorted((min(one, target), min(other, target)))
+    assert cost(None, below[1], target, 1000) <= cost(None, below[0], target, 1000) <= 2000
+
+
+def test_a_preset_says_what_can_be_searched():
+    space, _ = space_of({"algorithm": {"fedbuff": {}}, "client": {"lr": 1.0}}, RANGES["paper"])
+    assert space["client.lr"] == between(1e-8, 10000)
+    assert space["algorithm.fedbuff.lr"] == between(1e-8, 10000)
+    assert space["algorithm.fedbuff.beta"] == (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+    assert space_of({"algorithm": "fedprox"}, RANGES["paper"])[0]["algorithm.fedprox.mu"] == (0.001, 0.01, 0.1, 1)
+    assert set(space_of({"algorithm": "fedavg"}, RANGES["paper"])[0]) == {"client.lr", "algorithm.fedavg.lr"}
+
+
+def test_a_file_can_say_what_is_searched():
+    table = {"tune": {"client": {"lr": {"low": 0.1, "high": 1}, "batch_size": [8]}}, "client": {"lr": 1.0}}
+    space, rest = space_of(table, RANGES["narrow"])
+    assert space == {"client.lr": between(0.1, 1.0), "client.batch_size": (8,)}
+    assert isinstance(space["client.batch_size"][0], int)  # a batch size is an integer, and stays one
+    assert rest == {"client": {"lr": 1.0}}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["low", "high", "lr", "x"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(anything)
+def test_a_bad_tune_table_is_a_settings_error_in_one_line(table):
+    try:
+        space, _ = space_of({"tune": table}, RANGES["narrow"])
+    except SettingsError as e:
+        assert str(e).startswith("tune.")
+    else:
+        assert space
+        assert all(isinstance(r, between) or r for r in space.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (("--set", "until={trips=100}"), "until.accuracy: missing"),
+        (("--set", "until.accuracy=0.5", "--set", "algorithm=fedavgx"), "unknown; did you mean algorithm.fedavgm?"),
+        (("--trials", "0"), "--trials 0: expected more than 0"),
+        (("--workers", "-1"), "--workers -1: expected more than 0"),
+        (("--seed", "-1"), "seed=-1"),
+        (("--set", "tune.client.lr=3"), "tune.client.lr = 3"),
+        (("--set", "tune.client.lrx=[3.0]", "--trials", "1"), "unknown key"),
+    ],
+)
+def test_a_mistake_is_one_line(changes, complaint, small, fedbuff):
+    done = fedbuff("tune", small, *changes, code=2)
+    assert complaint in done.stderr.replace("algorithm = ", "algorithm.") or complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_values_go_where_their_paths_say():
+    tables = with_values(SMALL, {"client.lr": 0.7, "algorithm.fedavgm.beta": 0.5})
+    assert tables["client"]["lr"] == 0.7
+    assert tables["algorithm"]["fedavgm"] == {"concurrency": 10, "beta": 0.5}
+    assert SMALL["client"]["lr"] == 0.1
+
+
+def test_the_best_settings_run_as_the_study_says(small, fedbuff, tmp_path):
+    study = json.loads(fedbuff("tune", small, "--trials", 6, "--out", "study", "--json", "--quiet").stdout)
+    assert study == json.loads((tmp_path / "study" / "study.json").read_text())
+    assert (study["trials"], len(study["all"]), study["seeds"], study["trips"]) == (6, 6, [100, 101], 300)
+    costs = [trial["cost"] for trial in study["all"] if trial["cost"] is not None]
+    assert study["best"]["costs"][0] in sorted(costs)[:3]
+    assert study["best"]["cost"] == sum(study["best"]["costs"]) / 2
+    best = tomllib.loads((tmp_path / "study" / "best.toml").read_text())
+    assert best["client"]["lr"] == study["best"]["values"]["client.lr"]
+    for seed, expected in zip(study["seeds"], study["best"]["costs"], strict=True):
+        how = ("--seed", seed, "--out", f"run{seed}", "--json")
+        summary = json.loads(fedbuff("run", tmp_path / "study" / "best.toml", *how).stdout)
+        accuracy = summary["metrics"]["test"]["accuracy"]
+        assert cost(summary["trips_to_target"], accuracy, *budget(from_tables(best))) == pytest.approx(expected)
+
+
+def test_hopeless_trials_are_given_up(tmp_path):
+    """Learning rates so small that nothing is learned, after some that learn."""
+    good, bad = ({"client.lr": lr, "algorithm.fedavgm.lr": 1.0, "algorithm.fedavgm.beta": 0.5} for lr in (0.3, 1e-3))
+    tables = {**SMALL, "until": {"accuracy": 0.99, "trips": 300}}
+    first = [{**good, "client.lr": lr} for lr in (0.3, 0.4, 0.5, 0.6, 0.7)]
+    study = tune(tables, tmp_path, trials=6, first=[*first, bad])
+    assert [trial["cost"] is None for trial in study["all"]] == [False] * 5 + [True]
+    assert study["given_up"] == 1
+    assert study["all"][5]["looks"] < STEPS == study["all"][0]["looks"]
+
+
+def values(folder):
+    return [(trial["values"], trial["cost"]) for trial in json.loads((folder / "study.json").read_text())["all"]]
+
+
+def test_a_killed_study_goes_on_and_ends_the_same(small, fedbuff, tmp_path):
+    how = ["tune", small, "--trials", "8", "--quiet"]
+    fedbuff(*how, "--out", "whole")
+    for _ in range(2):
+        process = subprocess.Popen(command([*how, "--out", "killed"]), cwd=tmp_path, stdout=subprocess.DEVNULL)
+        known = finished(tmp_path / "killed" / "study.db")
+        deadline = time.monotonic() + 120
+        while finished(tmp_path / "killed" / "study.db") < known + 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    fedbuff(*how, "--out", "killed")
+    assert values(tmp_path / "killed") == values(tmp_path / "whole")
+    fedbuff(*how[:2], "--trials", "9", "--quiet", "--out", "killed")  # and more trials go on from there
+    assert values(tmp_path / "killed")[:8] == values(tmp_path / "whole")
+
+
+def finished(database) -> int:
+    if not database.exists():
+        return 0
+    try:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5) as db:
+            return db.execute("select count(*) from trials where state in ('COMPLETE', 'PRUNED')").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_several_processes_work_on_one_study(small, fedbuff, tmp_path):
+    study = json.loads(fedbuff("tune", small, "--trials", 6, "--workers", 2, "--out", "study", "--json").stdout)
+    assert study["trials"] == 6
+    assert study["best"] is not None
+
+
+def test_a_study_of_other_settings_is_not_gone_on_with(small, fedbuff):
+    fedbuff("tune", small, "--trials", 1, "--out", "study")
+    done = fedbuff("tune", small, "--trials", 2, "--out", "study", "--set", "client.batch_size=8", code=2)
+    assert "holds a study of other settings" in done.stderr
+
+
+def test_paper_tune_keeps_what_a_table_needs(fedbuff, tmp_path):
+    how = ("paper", "tune", "--dataset", "digits", "--trials", 2, "--trips", 400, "--out", "r", "--quiet")
+    assert "settings: r/settings/digits/fedprox.toml" in fedbuff(*how, "--method", "fedprox").stdout
+    kept = tomllib.loads((tmp_path / "r" / "settings" / "digits" / "fedprox.toml").read_text())
+    assert set(kept["algorithm"]["fedprox"]) == {"lr", "mu"}
+    assert (kept["study"]["trials"], kept["study"]["trips"], kept["study"]["seeds"]) == (2, 400, [100, 101])
+    fedbuff(*how, "--method", "fedbuff", "--buffer-size", 40)
+    assert (tmp_path / "r" / "settings" / "digits" / "fedbuff-k40.toml").is_file()
+    table = fedbuff("paper", "table-hyper", "--dataset", "digits", "--out", "r").stdout
+    assert "FedProx: the best of 2 trials of at most 400 trips" in " ".join(table.split())
+    assert "DOES NOT HOLD: every method was tuned with the same budget" in table
