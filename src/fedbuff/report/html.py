@@ -289,7 +289,7 @@ def _accuracy(spread: Mapping[str, float | None] | None) -> str:
 def _settings_tables(groups: Sequence[Group]) -> str:
     """What differs, in full view; what is the same for all, folded away."""
     columns = [_flat(_without_seed(group.runs[0])) for group in groups]
-    keys = list(dict.fromkeys(key for column in columns for key in column))
+    keys = _in_order([key for column in columns for key in column if key != "name"])  # which heads the columns
     differing = [key for key in keys if len({column.get(key) for column in columns}) > 1]
     same = [key for key in keys if key not in differing]
     header = ["", *(group.name for group in groups)]
@@ -301,6 +301,18 @@ def _settings_tables(groups: Sequence[Group]) -> str:
     about = f"{len(same)} settings are the same for all" if len(groups) > 1 else f"{len(same)} settings"
     parts.append(f"<details{'' if differing else ' open'}><summary>{about}</summary>{shared}</details>" if same else "")
     return "".join(parts)
+
+
+def _in_order(keys: Sequence[str]) -> list[str]:
+    """Each key once, those of one table together: `server.start.cohort.size` beside `server.start.refill.concurrency`."""
+    places: dict[str, int] = {}
+    for key in keys:
+        parts = key.split(".")
+        for depth in range(1, len(parts) + 1):
+            places.setdefault(".".join(parts[:depth]), len(places))
+    return sorted(
+        dict.fromkeys(keys), key=lambda key: [places[key.rsplit(".", up)[0]] for up in range(key.count("."), -1, -1)]
+    )
 
 
 def _marked(values: list[str]) -> list[Cell]:

@@ -53,7 +53,7 @@
     const box = element("div", { class: "chart", "data-chart": spec.name, tabindex: 0, role: "group", "aria-label": spec.label });
     const tip = element("div", { class: "tip", role: "status", hidden: true });
     const width = Math.max(spec.width, 200);
-    const [top, right, bottom, left] = [10, 12, spec.xTitle ? 42 : spec.bare ? 8 : 24, 48];
+    const [top, right, bottom, left] = [10, spec.names ? 28 : 12, spec.xTitle ? 42 : spec.bare ? 8 : 24, 48];
     const [x0, x1] = (spec.zoom && state.zoom[spec.zoom]) || spec.x;
     const [y0, y1] = spec.y(x0, x1);
     const inner = { left, right: width - right, top, bottom: spec.height - bottom };
@@ -66,12 +66,12 @@
     svg.append(
       element("svg:clipPath", { id: clip },
         element("svg:rect", { x: left, y: 0, width: inner.right - left, height: inner.bottom + 1 })));
-    for (const value of ticks(y0, y1, Math.max(1, Math.round((inner.bottom - top) / 55)))) {
+    for (const value of ticks(y0, y1, Math.max(2, Math.round((inner.bottom - top) / 55)))) {
       svg.append(element("svg:line", { class: "grid", x1: left, x2: inner.right, y1: Y(value), y2: Y(value) }),
         element("svg:text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end" }, spec.yText(value)));
     }
     if (!spec.bare || spec.xTitle)
-      for (const value of ticks(x0, x1, Math.max(2, Math.round(width / 110))).filter((v) => !spec.whole || Number.isInteger(v)))
+      for (const value of ticks(x0, x1, Math.max(4, Math.round(width / 110))).filter((v) => !spec.whole || Number.isInteger(v)))
         svg.append(element("svg:text", { x: X(value), y: inner.bottom + 17, "text-anchor": "middle" }, onAxis(value)));
     svg.append(element("svg:line", { class: "base", x1: left, x2: inner.right, y1: inner.bottom, y2: inner.bottom }));
     if (spec.xTitle) svg.append(element("svg:text", { x: inner.right, y: spec.height - 4, "text-anchor": "end" }, spec.xTitle));
@@ -98,7 +98,9 @@
       const scale = box.clientWidth / width || 1;
       const at = X(found.at) * scale;
       const beside = at + 14 + tip.offsetWidth <= box.clientWidth ? at + 14 : at - 14 - tip.offsetWidth;
-      tip.style.transform = `translate(${Math.round(clamp(beside, 0, Math.max(0, box.clientWidth - tip.offsetWidth)))}px, ${top}px)`;
+      const across = clamp(beside, 0, Math.max(0, box.clientWidth - tip.offsetWidth));
+      const down = found.rows.length > 1 && box.clientWidth < 560 ? svg.clientHeight : top; // on a phone it would hide the curves
+      tip.style.transform = `translate(${Math.round(across)}px, ${Math.round(down)}px)`;
     }
     function hide() {
       tip.hidden = true;
@@ -223,7 +225,7 @@
       const high = seen.reduce((a, b) => Math.max(a, b), -Infinity);
       if (!Number.isFinite(low)) return [0, 1];
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
-      return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
+      return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + 2 * pad];
     }
 
     function draw({ layer, above, X, Y, x0, x1, inner, width }) {
@@ -253,7 +255,7 @@
         const [long, px, py] = [text.length * 7.2, X(g.xs[last]), Y(g.mean[last])];
         above.append(element("svg:circle", { class: "dot", "data-group": g.group % COLOURS, cx: px, cy: py, r: 3.5 }));
         const places = [-10, 18, -26, 34, -42, 50].flatMap((dy) => [[px - long / 2, py + dy], [px + 8, py + dy], [px - long - 8, py + dy]]);
-        const free = places.find(([x, y]) => x > inner.left && x + long < inner.right + 8 && y > 12 && y < inner.bottom - 4
+        const free = places.find(([x, y]) => x > inner.left && x + long < width - 2 && y > 12 && y < inner.bottom - 4
           && placed.every((p) => x + long < p.x || x > p.x + p.long || Math.abs(y - p.y) > 14));
         if (!free) continue;
         placed.push({ x: free[0], y: free[1], long });
@@ -280,7 +282,7 @@
       figures.metrics.length > 1 ? choice("metric", "metric", figures.metrics.map((m) => [m, m]), metric, (value) => { state.metric = value; }) : null,
       resetButton("curves"));
     const drawn = chart({
-      name: "curves", zoom: "curves", width: into.clientWidth, height: clamp(into.clientWidth * 0.5, 260, 460),
+      name: "curves", zoom: "curves", names: true, width: into.clientWidth, height: clamp(into.clientWidth * 0.5, 260, 460),
       label: `${metric} against ${figures.costs[cost]}; arrow keys read values, plus and minus zoom, escape resets`,
       x: [0, end * 1.015], y: range, xTitle: figures.costs[cost], yText: (v) => (share ? percent(v, 0) : onAxis(v)), draw, read,
     });
@@ -347,9 +349,8 @@
   function histogram(kind, group, width, words) {
     const h = figures[kind][group];
     const { name } = figures.groups[group];
-    if (!h) return element("p", { class: "hint" }, `${words.title}: no update was used`);
-    if (h.low === h.high && !h.behind)
-      return element("p", { class: "hint" }, `${words.title}: ${plain(h.low)} for all ${plain(h.total, 9)} ${words.of}`);
+    if (!h) return `no ${words.of}`;
+    if (h.low === h.high && !h.behind) return `${words.title} ${plain(h.low)} for all ${plain(h.total, 9)} ${words.of}`;
     const half = h.whole && h.step === 1 ? 0.5 : 0;
     const edge = (i) => h.first + h.step * i - half;
     const shares = (counts) => { const total = counts.reduce((a, b) => a + b, 0); return counts.map((count) => count / total); };
@@ -392,7 +393,10 @@
     for (const pair of pairs) {
       const columns = getComputedStyle(pair).gridTemplateColumns.split(" ").length;
       const width = columns > 1 ? (into.clientWidth - 32) / 2 : into.clientWidth;
-      pair.append(...[first, second].map((words) => histogram(words.kind, pair.group, width, words)));
+      const made = [first, second].map((words) => histogram(words.kind, pair.group, width, words));
+      const said = made.filter((part) => typeof part === "string"); // too little for a figure
+      pair.append(...made.filter((part) => typeof part !== "string"));
+      if (said.length) pair.firstChild.append(element("small", {}, said.join(", ")));
       pair.querySelectorAll(".chart").forEach((drawn) => drawn.again());
     }
   }
