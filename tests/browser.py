@@ -118,7 +118,8 @@ class Browser:
     def place(self, selector: str, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
         """A point of an element, scrolled into view: its share of the width and of the height."""
         x, y, width, height = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
             " const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
         )
         return x + across * width, y + down * height

@@ -6,7 +6,7 @@ Counts are exact, so that runs over several seeds can be added up before anythin
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ POINTS = 500  # of a curve, or a little more
 SLICES = 300  # of virtual time
 
 Counts = dict[float, int]  # how often each value was met
+Value = TypeVar("Value", float, str)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Digest:
     summary: Mapping[str, Any]
     settings: Mapping[str, Any]
     curve: dict[str, list[Any]]
-    outcomes: Counts | dict[str, int]
+    outcomes: dict[str, int]
     staleness: Counts
     weight: Counts
     examples: Counts
@@ -63,8 +64,8 @@ def digest(run: Run, points: int = POINTS) -> Digest:
     )
 
 
-def add(counts: Iterable[Counts]) -> Counts:
-    total: Counts = {}
+def add(counts: Iterable[dict[Value, int]]) -> dict[Value, int]:
+    total: dict[Value, int] = {}
     for some in counts:
         for value, count in some.items():
             total[value] = total.get(value, 0) + count
@@ -149,7 +150,8 @@ def _starts_in_flight(run: Run) -> NDArray[np.float64]:
     order = np.argsort(trips["trip"])
     numbers, starts = trips["trip"][order], trips["start_time"][order]
     missing = np.setdiff1d(np.arange(len(numbers) + in_flight), numbers, assume_unique=True)
-    return np.interp(missing, np.append(numbers, len(numbers) + in_flight), np.append(starts, until))
+    between: NDArray[np.float64] = np.interp(missing, np.append(numbers, len(numbers) + in_flight), np.append(starts, until))
+    return between
 
 
 def _levels(moments: NDArray[np.float64], level: NDArray[np.float64], edges: NDArray[np.float64]) -> dict[str, list[float]]:

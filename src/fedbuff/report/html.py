@@ -66,7 +66,8 @@ def figure(svg: str, caption: str) -> str:
     """A picture: the text of an SVG file, embedded so that its styles stay its own."""
     data = base64.b64encode(svg.encode()).decode()
     said = escape(caption)
-    return f'<figure><img class="picture" alt="{said}" src="data:image/svg+xml;base64,{data}"><figcaption>{said}</figcaption></figure>'
+    picture = f'<img class="picture" alt="{said}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{picture}<figcaption>{said}</figcaption></figure>"
 
 
 def table(header: Sequence[str], body: Sequence[Sequence["str | Cell"]], caption: str = "", name: str = "") -> str:
@@ -152,7 +153,9 @@ def runs_page(shown: View, title: str, live: bool = False) -> str:
         *(section(name, name.capitalize(), tables[name]) for name in ("privacy", "cost") if name in tables),
         section("settings", "Settings", tables["settings"]),
     ]
-    without = "<noscript><p>The tables are here; the figures are drawn by a script, which this browser does not run.</p></noscript>"
+    without = (
+        "<noscript><p>The tables are here; the figures are drawn by a script, which this browser does not run.</p></noscript>"
+    )
     state = '<p id="live" role="status">waiting for the run …</p>' if live else ""
     return page(title, [part for part in (state, without, *sections) if part], shown.lead, shown.figures)
 
@@ -206,7 +209,7 @@ def grouped(digests: Sequence[Digest]) -> list[Group]:
     for d in digests:
         same.setdefault(json.dumps(_without_seed(d), sort_keys=True), []).append(d)
     names = [str(runs[0].summary["algorithm"]) for runs in same.values()]
-    tables = [_flat(_without_seed(runs[0])) for runs in same.values()]
+    tables = [flat(_without_seed(runs[0])) for runs in same.values()]
     named: dict[str, list[Digest]] = {}
     for i, runs in enumerate(same.values()):
         twins = [table for name, table in zip(names, tables, strict=True) if name == names[i]]
@@ -223,13 +226,13 @@ def _without_seed(d: Digest) -> dict[str, Any]:
     return {key: value for key, value in d.settings.items() if key != "seed"}
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Settings as dotted keys and values as they stand in TOML."""
-    flat: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, value in tables.items():
         inner = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": toml.show(value)}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": toml.show(value)}
+    return found
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,14 +245,14 @@ def _summary_table(groups: Sequence[Group]) -> str:
     to = f" to {100 * common:g} %" if common is not None else "" if targets == {None} else " to target"
     header = ["", "seeds", *(f"{title}{to}" for title in COSTS.values()), "last accuracy", "staleness", "updates used", "took"]
     most = {cost: max(row[f"{cost}_limit"] for row in rows) or 1.0 for cost in COSTS}
-    body = []
+    body: list[list[str | Cell]] = []
     for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
         seeds = ", ".join(map(str, row["seeds"]))
         reached = "" if row["target"] is None else f"{row['reached']} of {len(group.runs)} reached {100 * row['target']:g} %"
         costs = [_cost_cell(row, rows[0], cost, most[cost]) for cost in COSTS]
         stale = [d.summary["staleness_max"] for d in group.runs if d.summary["staleness_max"] is not None]
-        used, ended = (sum(d.outcomes.get("used", 0) for d in group.runs), sum(sum(d.outcomes.values()) for d in group.runs))
-        others = add({k: v for k, v in d.outcomes.items() if k != "used"} for d in group.runs)  # type: ignore[misc]  # names
+        outcomes = add(d.outcomes for d in group.runs)
+        ended, used = sum(outcomes.values()), outcomes.pop("used", 0)
         body.append(
             [
                 Cell(group.name, group=i),
@@ -257,7 +260,7 @@ def _summary_table(groups: Sequence[Group]) -> str:
                 *costs,
                 _accuracy(row["accuracy"]),
                 Cell(f"{row['staleness_mean']:.1f}", f"at most {max(stale)}" if stale else ""),
-                Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in others.items())),
+                Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in outcomes.items())),
                 f"{row['wall_seconds']:,.1f} s",
             ]
         )
@@ -288,14 +291,14 @@ def _accuracy(spread: Mapping[str, float | None] | None) -> str:
 
 def _settings_tables(groups: Sequence[Group]) -> str:
     """What differs, in full view; what is the same for all, folded away."""
-    columns = [_flat(_without_seed(group.runs[0])) for group in groups]
+    columns = [flat(_without_seed(group.runs[0])) for group in groups]
     keys = _in_order([key for column in columns for key in column if key != "name"])  # which heads the columns
     differing = [key for key in keys if len({column.get(key) for column in columns}) > 1]
     same = [key for key in keys if key not in differing]
     header = ["", *(group.name for group in groups)]
     parts = []
     if differing:
-        body = [[key, *_marked([column.get(key, "–") for column in columns])] for key in differing]
+        body: list[list[str | Cell]] = [[key, *_marked([column.get(key, "–") for column in columns])] for key in differing]
         parts.append(table(header, body, "What differs; ◆ marks a value unlike the first’s", "differences"))
     shared = table(["", "value"], [[key, columns[0][key]] for key in same], "The same for all", "same")
     about = f"{len(same)} settings are the same for all" if len(groups) > 1 else f"{len(same)} settings"
@@ -310,9 +313,7 @@ def _in_order(keys: Sequence[str]) -> list[str]:
         parts = key.split(".")
         for depth in range(1, len(parts) + 1):
             places.setdefault(".".join(parts[:depth]), len(places))
-    return sorted(
-        dict.fromkeys(keys), key=lambda key: [places[key.rsplit(".", up)[0]] for up in range(key.count("."), -1, -1)]
-    )
+    return sorted(dict.fromkeys(keys), key=lambda key: [places[key.rsplit(".", up)[0]] for up in range(key.count("."), -1, -1)])
 
 
 def _marked(values: list[str]) -> list[Cell]:
@@ -358,9 +359,7 @@ def _figures(groups: Sequence[Group]) -> dict[str, Any]:
     counted = {
         "staleness": [_histogram(add(d.staleness for d in g.runs)) for g in groups],
         "weight": [_histogram(add(d.weight for d in g.runs), whole=False) for g in groups],
-        "examples": [
-            _histogram(add(d.examples for d in g.runs), behind=add(d.examples_all for d in g.runs)) for g in groups
-        ],
+        "examples": [_histogram(add(d.examples for d in g.runs), behind=add(d.examples_all for d in g.runs)) for g in groups],
         "participations": [_histogram(add(d.participations for d in g.runs)) for g in groups],
     }
     return {
