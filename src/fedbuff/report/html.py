@@ -164,6 +164,8 @@ def run_folders(paths: Sequence[Path], say: Callable[[str], None] = lambda line:
     """The runs that `paths` are or hold, each once; those of a comparison in its order. Unfinished ones inside are said."""
     found: dict[Path, Path] = {}
     for path in paths:
+        if path.exists() and not path.is_dir():
+            raise FolderError(f"{path} is a file, not a run folder")
         inside = [path]
         if path.is_dir() and not (path / "settings.toml").is_file():
             runs = sorted(child.parent for child in path.glob("*/settings.toml"))

@@ -4,6 +4,7 @@ A thread of its own talks to the tracking server, so a slow one does not slow th
 """
 
 import hashlib
+import logging
 import os
 import queue
 import threading
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from fedbuff.sim.simulate import Status
 
 _EXPERIMENT = "fedbuff"
+_EVERY = 1.0  # seconds between two messages
 _PATIENCE = 30.0  # seconds to wait, at the end, for what is still to be sent
+_LONGEST = 6000  # characters of a parameter, MLflow's own limit
+
+_News = tuple[int, int, dict[str, float]]  # milliseconds since 1970, trips, numbers
 
 
 @contextmanager
@@ -36,10 +41,11 @@ def mlflow(
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run tells nobody but whom it was told to tell
     try:
         from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric, Param
         from mlflow.exceptions import MlflowException
     except ImportError as e:
         raise ValueError("--mlflow needs MLflow: pip install 'fedbuff[mlflow]'") from e
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it would tell of every table it makes
     try:  # now, so that a mistake is found before the run starts
         client = MlflowClient(tracking_uri=uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
@@ -50,46 +56,54 @@ def mlflow(
     same = hashlib.sha256(f"{folder.resolve()}\n{toml.dumps(dict(tables))}".encode()).hexdigest()
 
     def send() -> None:
-        """Until told None: (trips, numbers), in order."""
-        run, sent = None, -1
+        """What is waiting, every second, until the run is over."""
         try:
-            if resume:
-                earlier = client.search_runs(
-                    [experiment], f"tags.fedbuff_run = '{same}' and status != 'FINISHED'", max_results=1
-                )
-                run = earlier[0].info.run_id if earlier else None
-            if run is not None:
-                client.update_run(run, status="RUNNING")
-                sent = max((m.step for m in client.get_metric_history(run, "run/server_steps")), default=-1)
-            else:
-                run = client.create_run(experiment, run_name=folder.name, tags={"fedbuff_run": same}).info.run_id
-                # MLflow's own limits: 100 parameters at once, 6000 characters each
-                settings = [Param(key, value[:6000]) for key, value in flat(tables).items()]
-                for some in range(0, len(settings), 100):
-                    client.log_batch(run, params=settings[some : some + 100], tags=[RunTag("fedbuff_folder", str(folder))])
-            while (news := waiting.get()) is not None:
-                trips, values = news
-                if trips > sent:
-                    now = int(1000 * time.time())
-                    client.log_batch(run, metrics=[Metric(key, value, now, trips) for key, value in values.items()])
+            run, sent = begin()
+            last = False
+            while not last:
+                last = over.wait(_EVERY)
+                metrics = [
+                    Metric(name, value, now, trips)
+                    for now, trips, values in _drained(waiting)
+                    for name, value in values.items()
+                    if trips > sent
+                ]
+                for some in range(0, len(metrics), 1000):
+                    client.log_batch(run, metrics=metrics[some : some + 1000])
             client.set_terminated(run, outcome)
         except Exception as e:  # whatever MLflow raises, the run is not its business
             say(f"mlflow: {' '.join(str(e).split())}; the run goes on without it")
 
-    waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+    def begin() -> tuple[str, int]:
+        """MLflow's run, and up to which trip it knows everything."""
+        if resume and (
+            earlier := client.search_runs([experiment], f"tags.fedbuff_run = '{same}' and status != 'FINISHED'", max_results=1)
+        ):
+            run = earlier[0].info.run_id
+            client.update_run(run, status="RUNNING")
+            return run, max((m.step for m in client.get_metric_history(run, "run/server_steps")), default=-1)
+        tags = {"fedbuff_run": same, "fedbuff_folder": str(folder)}
+        run = client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
+        settings = [Param(key, value[:_LONGEST]) for key, value in flat(tables).items()]
+        for some in range(0, len(settings), 100):
+            client.log_batch(run, params=settings[some : some + 100])
+        return run, -1
+
+    waiting: queue.SimpleQueue[_News] = queue.SimpleQueue()
+    over, outcome, written = threading.Event(), "FINISHED", 0
     sender = threading.Thread(target=send, daemon=True, name="mlflow")
-    outcome, written = "FINISHED", 0
 
     def report(status: "Status") -> None:
         nonlocal written
-        if not sender.is_alive() and sender.ident is None:
+        if sender.ident is None:
             sender.start()  # only now: the run's worker processes were forked from a process without threads
         if len(status.metrics) == written:
             return
-        for trips, values in list(scalars(status.metrics))[written:]:
-            waiting.put((trips, values))
+        now = int(1000 * time.time())
+        for trips, values in scalars(status.metrics, written):
+            waiting.put((now, trips, values))
         if status.staleness is not None:
-            waiting.put((status.trips, {"run/staleness_mean": status.staleness}))
+            waiting.put((now, status.trips, {"run/staleness_mean": status.staleness}))
         written = len(status.metrics)
 
     try:
@@ -98,8 +112,13 @@ def mlflow(
         outcome = "KILLED" if isinstance(e, KeyboardInterrupt) else "FAILED"
         raise
     finally:
-        waiting.put(None)
+        over.set()
         if sender.ident is not None:
             sender.join(_PATIENCE)
             if sender.is_alive():
                 say(f"mlflow: {uri} did not take everything within {_PATIENCE:g} s; the run folder has it all")
+
+
+def _drained(waiting: "queue.SimpleQueue[_News]") -> Iterator[_News]:
+    while not waiting.empty():
+        yield waiting.get()

@@ -31,7 +31,7 @@ def tensorboard(folder: Path, tables: Mapping[str, Any]) -> "Iterator[Callable[[
         raise ValueError("--tensorboard needs TensorBoard: pip install 'fedbuff[tensorboard]'") from e
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writer = EventFileWriter(str(folder))  # which writes in a thread of its own
+        writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=2)  # which writes in a thread of its own
     except OSError as e:
         raise FolderError(f"can't write to {folder}: {e.strerror or e}; choose another --tensorboard") from e
 
@@ -52,12 +52,11 @@ def tensorboard(folder: Path, tables: Mapping[str, Any]) -> "Iterator[Callable[[
         nonlocal written
         if len(status.metrics) == written:
             return
-        for trips, values in list(scalars(status.metrics))[written:]:
+        for trips, values in scalars(status.metrics, written):
             write(trips, *(Summary.Value(tag=name, simple_value=value) for name, value in values.items()))
         if status.staleness is not None:
             write(status.trips, Summary.Value(tag="run/staleness_mean", simple_value=status.staleness))
         written = len(status.metrics)
-        writer.flush()
 
     try:
         yield report
