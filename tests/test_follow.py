@@ -139,13 +139,6 @@ def test_only_this_machine_is_answered_and_only_what_there_is(settings_file, tmp
 
 
 def test_a_failed_run_says_so_on_the_page():
-    tables = {
-        "name": "x",
-        "seed": 0,
-        "task": {"t": {}},
-        "until": {"trips": 3},
-        "server": {"start": {"refill": {"concurrency": 1}}},
-    }
     addresses = []
     task = fb.tasks.synthetic(clients=5, features=3, max_examples=4)
 
@@ -155,7 +148,7 @@ def test_a_failed_run_says_so_on_the_page():
             assert json.loads(fetch(f"{url}data.json")[1])["state"] == "running"
             raise RuntimeError("enough")
 
-    with pytest.raises(RuntimeError, match="enough"), live("<x>", tables, say=addresses.append) as follow:
+    with pytest.raises(RuntimeError, match="enough"), live("<x>", say=addresses.append) as follow:
         url = addresses[0].split()[-1]
         server = fb.Server(start=fb.refill(2), buffer_size=1)
         fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.server_steps(9), progress=stop, workers=1)
@@ -276,9 +269,8 @@ def test_mlflow_that_goes_away_does_not_end_the_run(settings_file, tmp_path):
 
     said = []
     task = fb.tasks.synthetic(clients=30, features=5, max_examples=12)
-    tables = {"name": "x", "seed": 0}
     database = tmp_path / "mlflow.db"
-    with mlflow(f"sqlite:///{database}", tmp_path / "run", tables, say=said.append) as follow:
+    with mlflow(f"sqlite:///{database}", tmp_path / "run", say=said.append) as follow:
         database.write_bytes(b"gone" * 5000)
         server = fb.Server(start=fb.refill(10), buffer_size=3)
         run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(300), progress=follow, workers=1)

@@ -198,21 +198,21 @@ def _followed(
     experiment: Settings, out: Path, args: argparse.Namespace, resume: bool
 ) -> Iterator[Callable[[Status], None] | None]:
     """Whoever follows a run, as one function: the progress bar, the live view, TensorBoard, MLflow."""
-    title, tables = f"{experiment.name} {experiment.seed}", experiment.tables()
     with ExitStack() as following:
+        title = f"{experiment.name} {experiment.seed}"
         followers = [following.enter_context(bar(title, experiment.until, args.quiet or args.json))]
         if args.live or args.live_address:
             from fedbuff.report.live import live
 
-            followers.append(following.enter_context(live(out.name, tables, args.live_address or "127.0.0.1:0", _say)))
+            followers.append(following.enter_context(live(out.name, args.live_address or "127.0.0.1:0", _say)))
         if args.tensorboard:
             from fedbuff.report.tensorboard import tensorboard
 
-            followers.append(following.enter_context(tensorboard(args.tensorboard / out.name, tables)))
+            followers.append(following.enter_context(tensorboard(args.tensorboard / out.name)))
         if args.mlflow:
             from fedbuff.report.mlflow import mlflow
 
-            followers.append(following.enter_context(mlflow(args.mlflow, out, tables, resume, _say)))
+            followers.append(following.enter_context(mlflow(args.mlflow, out, resume, _say)))
         told = [follower for follower in followers if follower is not None]
 
         def tell(status: Status) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -32,10 +32,8 @@ _LAST_WORDS = 3.0  # seconds to wait for an open page to fetch the end
 
 
 @contextlib.contextmanager
-def live(
-    title: str, tables: Mapping[str, Any], address: str = "127.0.0.1:0", say: Callable[[str], None] = print
-) -> "Iterator[Callable[[Status], None]]":
-    """Serve the view of a run with these settings at `address`; a function to report its `Status` to.
+def live(title: str, address: str = "127.0.0.1:0", say: Callable[[str], None] = print) -> "Iterator[Callable[[Status], None]]":
+    """Serve the view of a run at `address`; a function to report its `Status` to.
 
     Port 0 takes a free one; `say` is told the URL. The server ends with the run, once an open page has seen the end.
     """
@@ -50,8 +48,7 @@ def live(
         if server.page and now - server.asked > _LOOKING:
             due = now + 0.1  # nobody is looking
             return
-        run = so_far(status, tables, now - began)
-        made = view([digest(run)])
+        made = view([digest(so_far(status, now - began))])
         if not server.page:
             server.page = runs_page(made, title, live=True).encode()
         server.show(made, status.stopped, f"{status.trips:,} trips, {status.server_steps:,} server steps")
@@ -69,9 +66,9 @@ def live(
         server.close()
 
 
-def so_far(status: "Status", tables: Mapping[str, Any], seconds: float) -> Run:
+def so_far(status: "Status", seconds: float) -> Run:
     """A run that is still under way as if it had ended now, with what a report needs of it."""
-    trips = status.ended_trips()
+    trips, tables = status.ended_trips(), status.settings
     used = trips["staleness"][trips["outcome"] == "used"]
     split = status.metrics[0]["split"]
     target = tables.get("target", tables["until"].get("accuracy"))

@@ -9,10 +9,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedbuff import toml
 from fedbuff.report.html import flat
@@ -31,7 +31,7 @@ _News = tuple[int, int, dict[str, float]]  # milliseconds since 1970, trips, num
 
 @contextmanager
 def mlflow(
-    uri: str, folder: Path, tables: Mapping[str, Any], resume: bool = False, say: Callable[[str], None] = print
+    uri: str, folder: Path, resume: bool = False, say: Callable[[str], None] = print
 ) -> "Iterator[Callable[[Status], None]]":
     """Send evaluations and settings to the tracking server at `uri`; a function to report the run's `Status` to.
 
@@ -53,12 +53,11 @@ def mlflow(
         experiment = found.experiment_id if found else client.create_experiment(name)
     except (MlflowException, ImportError, OSError) as e:
         raise ValueError(f"--mlflow {uri}: {e}") from e
-    same = hashlib.sha256(f"{folder.resolve()}\n{toml.dumps(dict(tables))}".encode()).hexdigest()
 
-    def send() -> None:
+    def send(settings: toml.Table) -> None:
         """What is waiting, every second, until the run is over."""
         try:
-            run, sent = begin()
+            run, sent = begin(settings)
             last = False
             while not last:
                 last = over.wait(_EVERY)
@@ -74,8 +73,9 @@ def mlflow(
         except Exception as e:  # whatever MLflow raises, the run is not its business
             say(f"mlflow: {' '.join(str(e).split())}; the run goes on without it")
 
-    def begin() -> tuple[str, int]:
+    def begin(settings: toml.Table) -> tuple[str, int]:
         """MLflow's run, and up to which trip it knows everything."""
+        same = hashlib.sha256(f"{folder.resolve()}\n{toml.dumps(settings)}".encode()).hexdigest()
         if resume and (
             earlier := client.search_runs([experiment], f"tags.fedbuff_run = '{same}' and status != 'FINISHED'", max_results=1)
         ):
@@ -84,19 +84,20 @@ def mlflow(
             return run, max((m.step for m in client.get_metric_history(run, "run/server_steps")), default=-1)
         tags = {"fedbuff_run": same, "fedbuff_folder": str(folder)}
         run = client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
-        settings = [Param(key, value[:_LONGEST]) for key, value in flat(tables).items()]
-        for some in range(0, len(settings), 100):
-            client.log_batch(run, params=settings[some : some + 100])
+        params = [Param(key, value[:_LONGEST]) for key, value in flat(settings).items()]
+        for some in range(0, len(params), 100):
+            client.log_batch(run, params=params[some : some + 100])
         return run, -1
 
     waiting: queue.SimpleQueue[_News] = queue.SimpleQueue()
     over, outcome, written = threading.Event(), "FINISHED", 0
-    sender = threading.Thread(target=send, daemon=True, name="mlflow")
+    sender: threading.Thread | None = None
 
     def report(status: "Status") -> None:
-        nonlocal written
-        if sender.ident is None:
-            sender.start()  # only now: the run's worker processes were forked from a process without threads
+        nonlocal sender, written
+        if sender is None:  # only now: the run's worker processes were forked from a process without threads
+            sender = threading.Thread(target=send, args=(status.settings,), daemon=True, name="mlflow")
+            sender.start()
         if len(status.metrics) == written:
             return
         now = int(1000 * time.time())
@@ -113,7 +114,7 @@ def mlflow(
         raise
     finally:
         over.set()
-        if sender.ident is not None:
+        if sender is not None:
             sender.join(_PATIENCE)
             if sender.is_alive():
                 say(f"mlflow: {uri} did not take everything within {_PATIENCE:g} s; the run folder has it all")

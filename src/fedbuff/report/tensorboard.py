@@ -1,7 +1,7 @@
 """Follow a run in TensorBoard (extra `fedbuff[tensorboard]`); steps are client trips."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def tensorboard(folder: Path, tables: Mapping[str, Any]) -> "Iterator[Callable[[Status], None]]":
+def tensorboard(folder: Path) -> "Iterator[Callable[[Status], None]]":
     """Write evaluations and settings into `folder`; a function to report the run's `Status` to.
 
     A resumed run writes its evaluations again from the start, and tells TensorBoard to forget those it had.
@@ -38,20 +38,25 @@ def tensorboard(folder: Path, tables: Mapping[str, Any]) -> "Iterator[Callable[[
     def write(step: int, *values: Any) -> None:
         writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    text = TensorProto(
-        dtype=DT_STRING,
-        string_val=[f"```toml\n{toml.dumps(dict(tables))}```".encode()],
-        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
-    )
-    about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
-    write(0, Summary.Value(tag="settings", tensor=text, metadata=about))
+    def begin(settings: toml.Table) -> None:
+        """Forget what an earlier sitting wrote, and show the settings as text."""
+        text = TensorProto(
+            dtype=DT_STRING,
+            string_val=[f"```toml\n{toml.dumps(settings)}```".encode()],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
+        write(0, Summary.Value(tag="settings", tensor=text, metadata=about))
+
     written = 0
 
     def report(status: "Status") -> None:
         nonlocal written
         if len(status.metrics) == written:
             return
+        if written == 0:
+            begin(status.settings)
         for trips, values in scalars(status.metrics, written):
             write(trips, *(Summary.Value(tag=name, simple_value=value) for name, value in values.items()))
         if status.staleness is not None:

@@ -49,6 +49,7 @@ _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the l
 class Status:
     """Where a run stands, for whoever follows it: a progress bar, the live page, TensorBoard, MLflow.
 
+    settings      the tables of settings.toml
     metrics       all evaluations so far: the list itself, which grows
     ended_trips   makes the table of the trips that have ended so far, as in trips.parquet
     stopped       why the run is over, in its last status
@@ -60,6 +61,7 @@ class Status:
     accuracy: float | None
     staleness: float | None
     in_flight: int
+    settings: toml.Table
     metrics: list[dict[str, Any]]
     ended_trips: Callable[[], dict[str, NDArray[Any]]]
     stopped: str | None
@@ -198,6 +200,7 @@ def simulate(
             until=until,
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight), _seldom(task, evaluate_share)),
+            settings=tables,
         )
         simulation.run(folder, checkpoint_every, progress)
         summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
@@ -273,10 +276,12 @@ class Simulation:
         until: Until,
         target: float | None,
         evaluate_every: int,
+        settings: toml.Table,
     ) -> None:
         self.plan, self.ahead, self.pool, self.aggregation = plan, ahead, pool, aggregation
         self.by_examples, self.mixing = by_examples, mixing
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
+        self.settings = settings
         self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None  # the first evaluation at or above the target
@@ -501,7 +506,8 @@ class Simulation:
         if self.stopped is not None:
             ended, now, started = trips.ended, self.ended_at, len(trips)
         table = partial(trips.arrays, ended=ended)
-        return Status(ended, at.version, now, self.accuracy(), mean, started - ended, self.metrics, table, self.stopped)
+        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped)
+        return Status(ended, at.version, now, self.accuracy(), *known)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
 
