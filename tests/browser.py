@@ -28,7 +28,13 @@ class Browser:
         read_commands, self._out = os.pipe()
         self._in, write_answers = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-        flags += ["--no-first-run", "--disable-extensions", "--hide-scrollbars", f"--user-data-dir={self._profile.name}"]
+        flags += [
+            "--no-first-run",
+            "--disable-breakpad",
+            "--disable-crash-reporter",
+            "--hide-scrollbars",
+            f"--user-data-dir={self._profile.name}",
+        ]
         # Chromium reads from file descriptor 3 and writes to 4; the shell puts the pipes there
         shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_answers}'
         self._process = subprocess.Popen(

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedbuff import toml
 from fedbuff.report.compare import COSTS, comparison
-from fedbuff.report.digest import Counts, Digest, add, digest
+from fedbuff.report.digest import POINTS, Counts, Digest, add, digest
 from fedbuff.report.files import FolderError
 from fedbuff.report.run import load
 
@@ -135,7 +135,7 @@ class View:
 def report(paths: Sequence[Path], title: str | None = None, say: Callable[[str], None] = lambda line: None) -> str:
     """The page of the runs in these folders, or in folders of runs as `fedbuff compare` leaves them."""
     found = run_folders(paths, say)
-    points = min(500, max(50, _EVALUATIONS // len(found)))
+    points = min(POINTS, max(50, _EVALUATIONS // len(found)))
     digests = [digest(load(path), points) for path in found]
     return runs_page(view(digests), title or " · ".join(dict.fromkeys(path.resolve().name for path in paths)))
 
