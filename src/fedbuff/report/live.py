@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EVERY = 1.0  # seconds between two views
 _SHARE = 50  # a view may take a fiftieth of the time
-_LOOKING = 5.0  # seconds after which a page that has not asked is closed
+_LOOKING = 10.0  # seconds after which a page that has not asked is closed
 _LAST_WORDS = 3.0  # seconds to wait for an open page to fetch the end
 
 
@@ -45,7 +45,7 @@ def live(title: str, address: str = "127.0.0.1:0", say: Callable[[str], None] = 
         now = time.monotonic()
         if now < due and status.stopped is None:
             return
-        if server.page and now - server.asked > _LOOKING:
+        if server.page and now - server.asked > _LOOKING and status.stopped is None:
             due = now + 0.1  # nobody is looking
             return
         made = view([digest(so_far(status, now - began))])
