@@ -51,6 +51,26 @@ def settings_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def run_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of real runs: FedBuff over three seeds, and FedAvg that over-selects and loses some clients, over two."""
+    folder = tmp_path_factory.mktemp("runs") / "both"
+    task = fb.tasks.synthetic(clients=60, features=8, classes=4, max_examples=20)
+    servers = {
+        "FedBuff": fb.Server(start=fb.refill(20), buffer_size=4, optimizer=fb.sgd(2.0)),
+        "FedAvg": fb.Server(start=fb.cohort(20, over_selection=0.3), buffer_size=20, weigh=fb.constant()),
+    }
+    how = {"client": fb.LocalSGD(lr=0.1), "timing": fb.per_example(fb.half_normal(0.2)), "evaluate_every": 20, "workers": 1}
+    for name, seeds in (("FedBuff", (0, 1, 2)), ("FedAvg", (0, 1))):
+        for seed in seeds:
+            out = folder / f"{name}-seed{seed}"
+            lost = 0.1 if name == "FedAvg" else 0.0
+            fb.simulate(
+                servers[name], task, until=fb.trips(480), target=0.4, seed=seed, dropout=lost, algorithm=name, out=out, **how
+            )
+    return folder
+
+
 @pytest.fixture
 def fedbuff(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a process of its own, in a folder of its own."""

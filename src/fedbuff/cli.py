@@ -1,4 +1,4 @@
-"""The command line: `fedbuff run | compare | demo | timeline | show | tune | paper | bench | presets`.
+"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | bench | presets`.
 
 Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
 stderr and exit code 2.
@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedbuff.report.folder import write_trips
 from fedbuff.report.progress import bar
 from fedbuff.report.run import Run, load
 from fedbuff.settings import Settings, from_tables
+from fedbuff.sim.simulate import Status
 from fedbuff.toml import SettingsError, Table
 from fedbuff.version import __version__
 
@@ -210,6 +212,15 @@ def _paper_tune(args: argparse.Namespace) -> None:
     print(f"settings: {path}")
 
 
+def report(args: argparse.Namespace) -> None:
+    from fedbuff.report.html import report as make_report
+
+    text = make_report(args.runs, args.title, say=_note)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(args.out, text)
+    print(f"{args.out} ({len(text.encode()) / 1e6:.2f} MB): open it in a browser")
+
+
 def bench(args: argparse.Namespace) -> None:
     from fedbuff.bench.bench import SPEED, file_name, tables
     from fedbuff.bench.bench import bench as run_bench
@@ -250,7 +261,7 @@ def presets(args: argparse.Namespace) -> None:
 
 
 def _run_one(experiment: Settings, out: Path, args: argparse.Namespace, resume: bool = False) -> Run:
-    with bar(f"{experiment.name} {experiment.seed}", experiment.until, args.quiet or args.json) as progress:
+    with _followed(experiment, out, args, resume or args.resume) as progress:
         return experiment.run(
             out=out,
             resume=resume or args.resume,
@@ -279,6 +290,39 @@ def _set_data(args: argparse.Namespace) -> None:
         if not data.is_dir():
             raise SettingsError(f"--data {data}: no such folder")
         os.environ["FEDBUFF_DATA"] = str(data.resolve())
+
+
+@contextmanager
+def _followed(
+    experiment: Settings, out: Path, args: argparse.Namespace, resume: bool
+) -> Iterator[Callable[[Status], None] | None]:
+    """Whoever follows a run, as one function: the progress bar, the live view, TensorBoard, MLflow."""
+    with ExitStack() as following:
+        title = f"{experiment.name} {experiment.seed}"
+        followers = [following.enter_context(bar(title, experiment.until, args.quiet or args.json))]
+        if args.live or args.live_address:
+            from fedbuff.report.live import live
+
+            followers.append(following.enter_context(live(out.name, args.live_address or "127.0.0.1:0", _note)))
+        if args.tensorboard:
+            from fedbuff.report.tensorboard import tensorboard
+
+            followers.append(following.enter_context(tensorboard(args.tensorboard / out.name)))
+        if args.mlflow:
+            from fedbuff.report.mlflow import mlflow
+
+            followers.append(following.enter_context(mlflow(args.mlflow, out, resume, _note)))
+        told = [follower for follower in followers if follower is not None]
+
+        def tell(status: Status) -> None:
+            for follower in told:
+                follower(status)
+
+        yield tell if told else None
+
+
+def _note(line: str) -> None:
+    print(f"fedbuff: {line}", file=sys.stderr, flush=True)
 
 
 def _checked(where: object, tables: Table) -> Settings:
@@ -444,11 +488,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
+        sub.set_defaults(live=False, live_address=None, tensorboard=None, mlflow=None)
 
     sub = command(run, "Run one experiment.")
     sub.add_argument("settings", type=Path, nargs="?", metavar="SETTINGS.toml")
     sub.add_argument("--seed", type=int)
     running(sub)
+    sub.add_argument("--live", action="store_true", help="show the report in a browser while it trains")
+    sub.add_argument("--live-address", metavar="HOST:PORT", help="where to serve it (default: a free port of this machine)")
+    sub.add_argument("--tensorboard", type=Path, metavar="DIR", help="follow it in TensorBoard")
+    sub.add_argument("--mlflow", metavar="URI", help="follow it in MLflow, e.g. http://localhost:5000 or sqlite:///mlflow.db")
 
     sub = command(compare, "Run several algorithms or settings over several seeds, and print one table.")
     sub.add_argument(
@@ -513,6 +562,11 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--buffer-size", type=int, metavar="K", help="of FedBuff (10)")
     group.add_argument("--trips", type=int, help="at most so many in a trial (default: the dataset's 600,000)")
     tuning(group)
+
+    sub = command(report, "Runs on one page: a single HTML file that opens offline.")
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    sub.add_argument("-o", "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
+    sub.add_argument("--title", help="of the page (default: the folders' names)")
 
     sub = command(bench, "How fast this machine trains, beside a per-client loop and centralised training.")
     sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large (memory), engine; default: all")

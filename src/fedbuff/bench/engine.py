@@ -80,6 +80,7 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
         until=trips(10**12),
         target=None,
         evaluate_every=10**12,
+        settings={},
     )
     simulation.begin()
     simulation.collect(wait=True)

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
-
-from fedbuff.report.run import Run
+from typing import Any, Protocol
 
 COSTS = {"trips": "client trips", "server_steps": "server steps", "virtual_time": "virtual time"}
 
 
-def comparison(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+class Summarised(Protocol):
+    """A run, or what is left of it."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+
+def comparison(runs: Mapping[str, Sequence[Summarised]]) -> list[dict[str, Any]]:
     """One row per name: mean and standard deviation over its runs; ratios are to the first name.
 
     A cost to target is None unless every run reached it: a mean over the lucky seeds would flatter.

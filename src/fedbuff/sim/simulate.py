@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff import toml
 from fedbuff.core import check
@@ -46,13 +47,24 @@ _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the l
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands, for a progress bar."""
+    """Where a run stands, for whoever follows it: a progress bar, the live page, TensorBoard, MLflow.
+
+    settings      the tables of settings.toml
+    metrics       all evaluations so far: the list itself, which grows
+    ended_trips   makes the table of the trips that have ended so far, as in trips.parquet
+    stopped       why the run is over, in its last status
+    """
 
     trips: int
     server_steps: int
     virtual_time: float
     accuracy: float | None
     staleness: float | None
+    in_flight: int
+    settings: toml.Table
+    metrics: list[dict[str, Any]]
+    ended_trips: Callable[[], dict[str, NDArray[Any]]]
+    stopped: str | None
 
 
 def simulate(
@@ -190,6 +202,7 @@ def simulate(
             until=until,
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight), _seldom(task, evaluate_share)),
+            settings=tables,
         )
         simulation.run(folder, checkpoint_every, progress)
         summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
@@ -269,10 +282,12 @@ class Simulation:
         until: Until,
         target: float | None,
         evaluate_every: int,
+        settings: toml.Table,
     ) -> None:
         self.plan, self.ahead, self.pool, self.aggregation = plan, ahead, pool, aggregation
         self.by_examples, self.mixing = by_examples, mixing
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
+        self.settings = settings
         self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None  # the first evaluation at or above the target
@@ -301,6 +316,8 @@ class Simulation:
             folder.rewrite_metrics(self.metrics)
         written, due, look = len(self.metrics), time.monotonic() + checkpoint_every, 0.0
         self.look_ahead()
+        if progress:
+            progress(self.status())
         while self.stopped is None:
             if not self.plan.steps:
                 self.end()
@@ -319,6 +336,8 @@ class Simulation:
                 folder.checkpoint(*self.state())
                 cost = time.monotonic() - now
                 due = now + cost + max(checkpoint_every, 20 * cost)  # at most a twentieth of the time
+        if progress:
+            progress(self.status())
 
     def begin(self) -> None:
         self.plan.begin()
@@ -487,8 +506,14 @@ class Simulation:
         return self.metrics[-len(self.task.splits)].get("accuracy") if self.metrics else None
 
     def status(self) -> Status:
-        mean = self.staleness_sum / self.used if self.used else None
-        return Status(self.at.ended, self.at.version, self.at.time, self.accuracy(), mean)
+        mean, at, trips = self.staleness_sum / self.used if self.used else None, self.at, self.plan.trips
+        # the plan knows the future: what has happened ends with the last step taken, but for the end of the run
+        ended, now, started = at.ended, at.time, at.started
+        if self.stopped is not None:
+            ended, now, started = trips.ended, self.ended_at, len(trips)
+        table = partial(trips.arrays, ended=ended)
+        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped)
+        return Status(ended, at.version, now, self.accuracy(), *known)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
 

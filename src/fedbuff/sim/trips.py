@@ -85,11 +85,14 @@ class Trips:
                 column[trip] = blank
         self.counted(started, ended)
 
-    def arrays(self, trips: int | None = None) -> dict[str, NDArray[Any]]:
-        """The trips that ended, of the first `trips` or of all, as arrays named like the columns of trips.parquet."""
+    def arrays(self, trips: int | None = None, ended: int | None = None) -> dict[str, NDArray[Any]]:
+        """The trips that ended, of the first `trips` or of all, as arrays named like the columns of trips.parquet.
+
+        With `ended`, those that ended first, so many.
+        """
         first = len(self) if trips is None else min(trips, len(self))
         all_rows = {name: np.array(getattr(self, name)[:first]) for name in COLUMNS}
-        rows = np.flatnonzero(all_rows["outcome"] != IN_FLIGHT)
+        rows = np.flatnonzero(all_rows["outcome"] != IN_FLIGHT) if ended is None else np.sort(np.array(self.order[:ended]))
         c = {name: column[rows] for name, column in all_rows.items()}
         return {
             "trip": rows,

@@ -1,0 +1,394 @@
+"""The report as a file: what it says is what the runs did, nothing from outside is in it, and nothing in it can harm."""
+
+import dataclasses
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbuff as fb
+from fedbuff.report import html
+from fedbuff.report.digest import _levels, active, curve, digest
+from fedbuff.report.run import Run
+
+HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>\u2028&amp;\"'"
+
+
+class Document(HTMLParser):
+    """A page taken apart: the elements, the text of scripts, and the tables by name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self._open: list[str] = []
+        self._name, self._row, self._cell = "", [""], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.elements.append((tag, given))
+        self._open.append(tag)
+        self._name = given.get("data-table") or self._name
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "tr":
+            self._row = []
+        if tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+        if tag in ("td", "th"):
+            self._row.append(self._cell)
+        if tag == "tr":
+            self.tables.setdefault(self._name, []).append(self._row)
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            self.scripts[-1] += data
+        elif "style" not in self._open:
+            self.text += data
+            self._cell += data
+
+    @property
+    def figures(self) -> dict[str, object]:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def report(run_folders: Path) -> Document:
+    return Document(html.report([run_folders]))
+
+
+def runs(folder: Path, name: str) -> list[Run]:
+    return [fb.load(path) for path in sorted(folder.glob(f"{name}-seed*"))]
+
+
+# ── what it says ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_seeds_of_the_same_settings_are_one_group(report):
+    assert report.figures["groups"] == [{"name": "FedAvg", "seeds": [0, 1]}, {"name": "FedBuff", "seeds": [0, 1, 2]}]
+
+
+def test_runs_of_one_name_are_told_apart_by_what_differs(run_folders):
+    one, two = (digest(run) for run in runs(run_folders, "FedBuff")[:2])
+    changed = {**one.settings, "server": {**one.settings["server"], "buffer_size": 7}}
+    found = html.grouped([one, two, dataclasses.replace(one, settings=changed)])
+    assert [(group.name, len(group.runs)) for group in found] == [
+        ("FedBuff (buffer_size 4)", 2),
+        ("FedBuff (buffer_size 7)", 1),
+    ]
+
+
+def test_a_curve_has_every_evaluation_of_its_run(report, run_folders):
+    for name, group in zip(("FedAvg", "FedBuff"), report.figures["curves"], strict=True):
+        for drawn, run in zip(group, runs(run_folders, name), strict=True):
+            assert drawn["trips"] == [m["trips"] for m in run.metrics]
+            assert drawn["virtual_time"] == pytest.approx([m["virtual_time"] for m in run.metrics], rel=1e-4)
+            assert drawn["test accuracy"] == pytest.approx([m["accuracy"] for m in run.metrics], rel=1e-4)
+
+
+def test_histograms_count_what_the_trips_say(report, run_folders):
+    for i, name in enumerate(("FedAvg", "FedBuff")):
+        trips = [run.trips for run in runs(run_folders, name)]
+        used = [t["outcome"] == "used" for t in trips]
+        of = {
+            key: np.concatenate([t[key][u] for t, u in zip(trips, used, strict=True)])
+            for key in ("staleness", "weight", "examples")
+        }
+        for key, values in of.items():
+            drawn = report.figures[key][i]
+            edges = drawn["first"] + drawn["step"] * np.arange(len(drawn["counts"]) + 1)
+            edges[-1] += drawn["step"] if not drawn["whole"] else 0  # the highest value belongs to the last bin
+            assert drawn["counts"] == np.histogram(values + 1e-9, edges)[0].tolist(), (name, key)
+            assert drawn["total"] == len(values)
+            assert drawn["mean"] == pytest.approx(values.mean(), rel=1e-4)
+        per_client = [np.unique(t["client"][u], return_counts=True)[1] for t, u in zip(trips, used, strict=True)]
+        made_a_trip = sum(len(set(t["client"].tolist())) for t in trips)
+        drawn = report.figures["participations"][i]
+        assert drawn["total"] == made_a_trip
+        assert drawn["mean"] == pytest.approx(sum(c.sum() for c in per_client) / made_a_trip, rel=1e-4)
+
+
+def test_over_selection_shows_whom_it_loses(report, run_folders):
+    """Clients with many examples are slow, and cancelled: behind the updates that were used, all trips."""
+    over_selected, asynchronous = report.figures["examples"]
+    assert sum(over_selected["behind"]) == sum(run.summary["trips"] for run in runs(run_folders, "FedAvg"))
+    assert "behind" not in asynchronous or sum(asynchronous["behind"]) - sum(asynchronous["counts"]) < 12  # the last buffers
+    shares = (
+        np.array(over_selected["counts"]) / sum(over_selected["counts"]),
+        np.array(over_selected["behind"]) / sum(over_selected["behind"]),
+    )
+    middles = np.arange(len(shares[0]))
+    assert middles @ shares[0] < middles @ shares[1]
+
+
+def test_the_summary_table_has_the_summaries(report, run_folders):
+    header, fedavg, fedbuff = report.tables["summary"]
+    assert "client trips to 40 %" in header
+    reached = [run.summary["trips_to_target"] for run in runs(run_folders, "FedBuff")]
+    cell = fedbuff[header.index("client trips to 40 %")]
+    limit = np.mean(
+        [r if r is not None else run.summary["trips"] for r, run in zip(reached, runs(run_folders, "FedBuff"), strict=True)]
+    )
+    assert cell.startswith(f"{limit:,.0f} ±" if None not in reached else f"> {limit:,.0f}")
+    assert fedbuff[1].startswith("0, 1, 2")
+    outcomes = np.concatenate([run.trips["outcome"] for run in runs(run_folders, "FedAvg")]).astype(str)
+    assert f"{(outcomes == 'used').mean():.1%}" in fedavg[header.index("updates used")]
+    assert f"{(outcomes == 'cancelled').sum()} cancelled" in fedavg[header.index("updates used")]
+
+
+def test_settings_stand_side_by_side_and_what_differs_is_marked(report):
+    rows = {row[0]: row[1:] for row in report.tables["differences"]}
+    assert rows["server.buffer_size"] == ["20", "◆ 4"]
+    assert rows["server.start.refill.concurrency"] == ["–", "◆ 20"]
+    assert "seed" not in rows
+    assert list(rows).index("server.start.cohort.size") + 2 >= list(rows).index("server.start.refill.concurrency")
+    same = {row[0]: row[1] for row in report.tables["same"]}
+    assert same["client.lr"] == "0.1"
+    assert not set(same) & set(rows) - {""}
+
+
+def test_privacy_and_cost_are_shown_if_a_run_has_them(run_folders, tmp_path, report):
+    assert {"privacy", "cost"}.isdisjoint(report.tables)
+    folder = tmp_path / "private"
+    shutil.copytree(run_folders / "FedBuff-seed0", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"privacy": {"epsilon": 3.25, "delta": 1e-5}, "cost": {"up": {"bytes": 123456}}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    made = Document(html.report([folder, run_folders / "FedAvg-seed0"]))
+    assert made.tables["privacy"][1:] == [["epsilon", "3.25", "–"], ["delta", "1e-05", "–"]]
+    assert made.tables["cost"][1:] == [["up.bytes", "123,456", "–"]]
+
+
+def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, tmp_path):
+    run = fb.load(run_folders / "FedBuff-seed0")
+    gone = [{**m, "loss": None if i > 5 else m["loss"]} for i, m in enumerate(run.metrics)]
+    for m in gone:
+        del m["accuracy"]
+    summary = {
+        **run.summary,
+        "target": None,
+        "metrics": {"test": {"loss": None}},
+        "staleness_mean": None,
+        "staleness_max": None,
+    }
+    shown = html.view([digest(dataclasses.replace(run, metrics=gone, summary=summary))])
+    assert shown.figures["metrics"] == ["test loss"]
+    assert shown.figures["curves"][0][0]["test loss"][6] is None
+    assert shown.figures["targets"] == []
+
+
+# ── active trips ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_with_refill_exactly_the_concurrency_is_active_all_the_time(run_folders):
+    made = digest(fb.load(run_folders / "FedBuff-seed1")).active
+    assert made["mean"][:250] == pytest.approx([20.0] * 250, abs=0.2)  # when the trips in flight at the end began is a guess
+    assert made["mean"] == pytest.approx([20.0] * 300, abs=3)
+
+
+def test_active_trips_are_those_that_have_started_and_not_ended(run_folders):
+    """Against a plain count of the rows, long before the end, where no trip lacks its row."""
+    run = fb.load(run_folders / "FedAvg-seed0")
+    drawn = active(run, slices=97)
+    start, end = run.trips["start_time"], run.trips["end_time"]
+    for i in range(60):
+        for t in np.linspace(drawn["time"][i], drawn["time"][i + 1], 7)[1:-1]:
+            assert drawn["low"][i] <= ((start <= t) & (t < end)).sum() <= drawn["high"][i]
+        low, high = drawn["time"][i], drawn["time"][i + 1]
+        total = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None).sum()
+        assert drawn["mean"][i] == pytest.approx(total / (high - low))
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(-3, 3)), min_size=1, max_size=30, unique_by=lambda step: step[0]))
+def test_levels_are_those_of_the_step_function(steps):
+    steps = sorted(steps)
+    moments, level = np.array([m for m, _ in steps], float), np.array([v for _, v in steps], float)
+    edges = np.array([0.0, 7.0, 20.5, 41.0])
+    made = _levels(moments, level, edges)
+    grid = np.arange(0, 41, 0.25)
+    values = np.array([level[moments <= t][-1] if (moments <= t).any() else 0.0 for t in grid])
+    for i in range(3):
+        inside = (grid >= edges[i]) & (grid < edges[i + 1])
+        assert made["mean"][i] == pytest.approx(values[inside].mean(), abs=1e-9)
+        assert (made["low"][i], made["high"][i]) == (values[inside].min(), values[inside].max())
+
+
+# ── small, whatever the runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_of_600_000_trips_makes_a_small_file():
+    t = fb.timeline(start=fb.refill(1000), buffer_size=10, clients=5000, trips=600_000, seed=0)
+    trips = {name: getattr(t, name) for name in t.__dataclass_fields__}
+    metrics = [
+        {"trips": i, "server_steps": i // 10, "virtual_time": i / 1000, "split": "test", "loss": 1 / (1 + i), "accuracy": 0.5}
+        for i in range(0, 600_000, 100)
+    ]
+    summary = {"algorithm": "FedBuff", "task": "t", "seed": 0, "in_flight": 1000, "target": 0.6, "staleness_mean": 1.0}
+    summary |= {
+        f"{cost}{end}": None if end else metrics[-1][cost]
+        for cost in ("trips", "server_steps", "virtual_time")
+        for end in ("", "_to_target")
+    }
+    summary |= {"metrics": {"test": {"accuracy": 0.5}}, "staleness_max": 9, "wall_seconds": 1.0}
+    settings = {"name": "FedBuff", "seed": 0, "server": {"start": {"refill": {"concurrency": 1000}}}}
+    made = html.runs_page(html.view([digest(Run(summary, metrics, trips, settings, {}))]), "large")
+    assert len(made.encode()) < 200_000
+
+
+@given(st.lists(st.floats(0, 1) | st.none(), min_size=1, max_size=400), st.integers(20, 100))
+def test_thinning_keeps_the_ends_the_extremes_and_the_first_at_the_target(values, points):
+    metrics = [
+        {"trips": i, "server_steps": i, "virtual_time": i / 2, "split": "test", "loss": 1.0, "accuracy": v}
+        for i, v in enumerate(values)
+    ]
+    made = curve(metrics, 0.7, points)
+    assert len(made["trips"]) <= 2 * points + 3
+    assert {0, len(values) - 1} <= set(made["trips"])
+    assert made["trips"] == sorted(set(made["trips"]))
+    assert all(values[i] == v for i, v in zip(made["trips"], made["test accuracy"], strict=True))
+    finite = [v for v in values if v is not None]
+    if finite:
+        assert {min(finite), max(finite)} <= set(made["test accuracy"])
+    at_target = [i for i, v in enumerate(values) if v is not None and v >= 0.7]
+    assert set(at_target[:1]) <= set(made["trips"])
+
+
+@given(st.dictionaries(st.integers(0, 100_000), st.integers(1, 1000), min_size=1, max_size=60))
+def test_every_count_is_in_one_bin_that_holds_its_value(counts):
+    made = html._histogram(counts)
+    assert len(made["counts"]) <= 40
+    assert sum(made["counts"]) == sum(counts.values()) == made["total"]
+    for i, count in enumerate(made["counts"]):
+        low = made["first"] + i * made["step"]
+        assert count == sum(n for value, n in counts.items() if low <= value < low + made["step"])
+
+
+@given(st.dictionaries(st.floats(0, 50), st.integers(1, 1000), min_size=1, max_size=60))
+def test_weights_are_in_at_most_twenty_bins_from_zero(counts):
+    made = html._histogram(counts, whole=False)
+    assert made["first"] == 0
+    assert len(made["counts"]) <= 20
+    assert sum(made["counts"]) == sum(counts.values())
+    assert made["step"] * len(made["counts"]) >= max(counts) * (1 - 1e-6)
+
+
+# ── a file on its own ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_needs_nothing_from_outside(report, run_folders):
+    for tag, attributes in report.elements:
+        for key in ("src", "href", "srcset", "data"):
+            assert (attributes.get(key) or "data:").startswith("data:"), (tag, attributes)
+    text = html.report([run_folders])
+    assert not re.findall(r"@import|url\((?!#)(?!['\"]?data:)(?!#\$)", text.replace("url(#${clip})", ""))
+    policy = next(a["content"] for tag, a in report.elements if tag == "meta" and a.get("http-equiv"))
+    assert "default-src 'none'" in policy
+
+
+def test_the_same_runs_make_the_same_bytes(run_folders):
+    assert html.report([run_folders]) == html.report([run_folders])
+
+
+def test_a_comparison_keeps_its_own_order_and_a_run_given_twice_is_shown_once(run_folders, tmp_path):
+    folder = tmp_path / "both"
+    shutil.copytree(run_folders, folder)
+    (folder / "comparison.json").write_text(json.dumps([{"name": "FedBuff"}, {"name": "FedAvg"}]))
+    found = html.run_folders([folder, folder / "FedBuff-seed0"])
+    assert [path.name for path in found] == ["FedBuff-seed0", "FedBuff-seed1", "FedBuff-seed2", "FedAvg-seed0", "FedAvg-seed1"]
+
+
+def test_what_a_run_is_called_can_do_no_harm(run_folders, tmp_path):
+    made = Document(html.report([hostile(run_folders, tmp_path)], title=HOSTILE))
+    assert [tag for tag, _ in made.elements].count("script") == 2
+    assert "img" not in [tag for tag, _ in made.elements]
+    assert made.figures["groups"][0]["name"] == HOSTILE
+    assert HOSTILE in made.text
+    assert HOSTILE in made.tables["same"][-1][1] + "".join(row[1] for row in made.tables["same"]).replace('\\"', '"')
+
+
+def hostile(run_folders: Path, tmp_path: Path) -> Path:
+    """A copy of a run whose every name is an attack."""
+    folder = tmp_path / "hostile <b>&"
+    shutil.copytree(run_folders / "FedBuff-seed0", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"algorithm": HOSTILE, "task": HOSTILE, "privacy": {HOSTILE: HOSTILE}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    tables = fb.load(folder).settings
+    from fedbuff import toml
+
+    (folder / "settings.toml").write_text(toml.dumps({**tables, "name": HOSTILE, "task": {"python": {"object": HOSTILE}}}))
+    return folder
+
+
+@given(st.text(), st.text(), st.text())
+def test_blocks_for_other_pages_take_any_text(title, heading, cell):
+    made = html.page(
+        title, [html.section("x", heading, html.table(["", heading], [[cell, cell]], name="t"), html.paragraph(cell))]
+    )
+    taken = Document(made)
+    assert [tag for tag, _ in taken.elements if tag in ("script", "table", "section", "p")] == [
+        "section",
+        "table",
+        "p",
+        "script",
+    ]
+    shown = cell.replace("\r\n", "\n").replace("\r", "\n")
+    assert taken.tables["t"][1][0].replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "\ufffd") == shown.replace(
+        "\x00", "\ufffd"
+    )
+
+
+def test_a_picture_is_embedded_so_that_its_styles_stay_its_own():
+    made = html.figure("<svg xmlns='http://www.w3.org/2000/svg'><style>*{fill:red}</style></svg>", 'a "picture"')
+    assert "<style>" not in made
+    assert 'alt="a &quot;picture&quot;"' in made
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_fedbuff_report_writes_one_file(run_folders, fedbuff, tmp_path):
+    done = fedbuff("report", run_folders, "-o", tmp_path / "deep" / "page.html", "--title", "Two")
+    assert "page.html" in done.stdout
+    assert (tmp_path / "deep" / "page.html").read_text() == html.report([run_folders], "Two")
+    fedbuff("report", run_folders / "FedBuff-seed0")
+    assert "<title>FedBuff-seed0</title>" in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_not_a_run_is_one_line(run_folders, fedbuff, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unfinished" / "a").mkdir(parents=True)
+    shutil.copy(run_folders / "FedBuff-seed0" / "settings.toml", tmp_path / "unfinished" / "a")
+    (tmp_path / "file").touch()
+    for name, complaint in {
+        "nothing": "nothing does not exist",
+        "file": "file is a file, not a run folder",
+        "empty": "empty is neither a run folder nor a folder of runs",
+        "unfinished": "unfinished holds no finished run",
+        "unfinished/a": "the run is not finished",
+    }.items():
+        done = fedbuff("report", run_folders, name, "-o", "r.html", code=2)
+        assert complaint in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "r.html").exists()
+
+
+def test_an_unfinished_run_among_others_is_left_out_and_said(run_folders, fedbuff, tmp_path):
+    shutil.copytree(run_folders, tmp_path / "both")
+    (tmp_path / "both" / "FedAvg-seed1" / "summary.json").unlink()
+    done = fedbuff("report", "both")
+    assert "FedAvg-seed1 is not finished and left out" in done.stderr
+    assert '"FedAvg","seeds":[0]' in (tmp_path / "report.html").read_text()
