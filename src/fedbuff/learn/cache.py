@@ -19,18 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.compiled import cache_folder
+
 Arrays = dict[str, NDArray[Any]]
 New = Callable[[str, tuple[int, ...], Any], NDArray[Any]]  # new(name, shape, dtype): zeros on disk, to be filled
 
 _LIST = "files.json"  # written last: every file with its size and checksum
 _BLOCK = 1 << 24
-
-
-def cache_folder() -> Path:
-    """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
-    if own := os.environ.get("FEDBUFF_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
 
 
 def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Callable[[New], None]) -> Arrays:
