@@ -48,7 +48,7 @@ def imports(path: Path) -> set[str]:
 
 
 def files(part: str) -> list[Path]:
-    return [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).glob("*.py"))
+    return [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).rglob("*.py"))
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)

@@ -2,7 +2,7 @@
 
 The rows of all trips of a chunk form one batch. In their first local step all trips of a version see the same weights,
 so a layer is one multiplication for all of them; from the second step on every trip has weights of its own, stacked.
-Only the gradients of weights are computed trip by trip; see `twins.py` for how, and `why_not` for what can't be batched.
+Only the gradients of weights are computed trip by trip; see `twins` for how, and `why_not` for what can't be batched.
 
 Everything is kept as Δ = w − y, the update so far: the weights of a trip are y = w − Δ, a step adds η_l·g to Δ.
 """
@@ -27,7 +27,10 @@ from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
 from fedbuff.learn.small import small
 from fedbuff.learn.task import Task
-from fedbuff.learn.twins import ConvTwin, Draws, Step, twin_of, why_no_twin
+from fedbuff.learn.twins import twin_of, why_no_twin
+from fedbuff.learn.twins.convolution import ConvTwin
+from fedbuff.learn.twins.dropout import Draws
+from fedbuff.learn.twins.step import Step
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
 _TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory

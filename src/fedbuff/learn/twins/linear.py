@@ -1,0 +1,113 @@
+"""Linear layers, and the sums over rows of groups and clients that other layers need too."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedbuff.learn.kernels import (
+    client_sums,
+    outer_products,
+    usable,
+)
+from fedbuff.learn.twins.step import Ranges, Slot, Step, Twin
+
+
+def same_length(ranges: Ranges) -> int:
+    """The length of the ranges if all have the same, else 0."""
+    n = ranges[0][1] - ranges[0][0]
+    return n if all(b - a == n for a, b in ranges) else 0
+
+
+def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Tensor:
+    """Linear, x wᵀ + b, where the rows of each group have their own w [groups, out, in] and b [groups, out]."""
+    if len(groups) == 1:
+        return F.linear(x, w[0], None if b is None else b[0])
+    if n := same_length(groups):
+        stack, wt = x.view(len(groups), n, -1), w.transpose(1, 2)
+        return (torch.bmm(stack, wt) if b is None else torch.baddbmm(b[:, None], stack, wt)).flatten(0, 1)
+    y = x.new_empty(len(x), w.shape[1])
+    for (i, j), wg, bg in zip(groups, w, b if b is not None else [None] * len(w), strict=True):
+        _ = torch.mm(x[i:j], wg.t(), out=y[i:j]) if bg is None else torch.addmm(bg, x[i:j], wg.t(), out=y[i:j])
+    return y
+
+
+def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
+    """into[c] ← β into[c] + dyᵀ x over the rows of client c."""
+    kernels = usable(dy, x, into)
+    if kernels is not None:
+        outer_products(kernels, dy, x, into, beta, clients)
+        return
+    for (i, j), g in zip(clients, into, strict=True):
+        if dy.dtype == g.dtype:
+            g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
+        else:
+            _ = g.add_(dy[i:j].t() @ x[i:j]) if beta else g.copy_(dy[i:j].t() @ x[i:j])
+
+
+def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
+    """into[c] ← β into[c] + Σ values over the rows of client c."""
+    kernels = usable(values, into)
+    if kernels is not None:
+        client_sums(kernels, values, into, beta, clients)
+        return
+    for (i, j), g in zip(clients, into, strict=True):
+        _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
+
+
+def lowered(step: Step, values: Tensor) -> Tensor:
+    """The values in the precision that products are computed in."""
+    return values if step.low is None else values.to(step.low)
+
+
+def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
+    """The gradient, with its sums [rows, channels] attached: they came for free, and a bias before this needs them."""
+    gradient.sums = sums, gradient._version  # type: ignore[attr-defined]
+    return gradient
+
+
+def counted(gradient: Tensor) -> Tensor | None:
+    """The sums that `with_sums` attached, unless autograd changed the gradient since."""
+    sums, version = getattr(gradient, "sums", (None, 0))
+    return sums if version == gradient._version else None
+
+
+class LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
+        ctx.step, ctx.slots = step, (weight, bias)
+        flat = lowered(step, x.reshape(-1, x.shape[-1]))
+        ctx.save_for_backward(flat)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        groups = step.times(step.groups, len(flat))
+        w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
+        return grouped_linear(flat, groups, w, b).to(x.dtype).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
+        dy = grads[0].reshape(-1, grads[0].shape[-1])
+        clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
+        if weight.offset is not None:
+            grouped_outer(lowered(step, dy), x, clients, *weight.gradient(step))
+        if bias is not None and bias.offset is not None:
+            sums = counted(grads[0])
+            row_sums(
+                dy if sums is None else sums,
+                clients if sums is None else step.times(step.clients, len(sums)),
+                *bias.gradient(step),
+            )
+        dx = None
+        if ctx.needs_input_grad[0]:
+            w = lowered(step, weight.weights(step)).transpose(1, 2)
+            dx = grouped_linear(lowered(step, dy), groups, w, None).to(ctx.dtype).view(ctx.shape)
+        return dx, None, None, None, None
+
+
+class LinearTwin(Twin):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = LinearFunction.apply(  # type: ignore[no-untyped-call]
+            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias")
+        )
+        return y

@@ -1,0 +1,87 @@
+"""One local step of many clients, and what a layer's twin is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fedbuff.learn.twins.dropout import Draws
+
+Ranges = list[tuple[int, int]]
+
+
+@dataclass
+class Step:
+    """One local step of several clients: whose rows are where, the weights they see, and room for their gradients."""
+
+    clients: Ranges
+    groups: Ranges
+    weights: Tensor  # [groups, d]
+    gradient: Tensor  # [clients, d]; undefined where nothing was written
+    draws: "Draws"  # random numbers, for dropout
+    whose: Sequence[int]  # which of them are each client's
+    rows: int
+    low: torch.dtype | None = None  # what products of linear layers and convolutions are computed in, if not as they are
+    written: set[int] = field(default_factory=set)  # offsets of the parameters whose gradient was written
+
+    def times(self, ranges: Ranges, rows: int) -> Ranges:
+        """The ranges in a tensor that holds several rows for each row of the batch, as after x.reshape(-1, features)."""
+        if rows == self.rows:
+            return ranges
+        if rows % self.rows:
+            raise ValueError(f"a layer saw {rows} rows of a batch of {self.rows}; the batch must be the first dimension")
+        k = rows // self.rows
+        return [(a * k, b * k) for a, b in ranges]
+
+
+class Slot:
+    """Where a parameter lies in the flat vector; a frozen one (offset None) is the same for everyone."""
+
+    def __init__(self, offset: int | None, parameter: Tensor) -> None:
+        self.offset, self.shape, self.frozen = offset, parameter.shape, parameter.detach()
+        self.size = parameter.numel()
+
+    def weights(self, step: Step) -> Tensor:
+        """[groups, *shape]: what each group sees."""
+        if self.offset is None:
+            return self.frozen.expand(len(step.groups), *self.shape)
+        return step.weights[:, self.offset : self.offset + self.size].view(-1, *self.shape)
+
+    def gradient(self, step: Step) -> tuple[Tensor, int]:
+        """[clients, *shape] to write to, and β: 0 to overwrite, 1 to add to what is there."""
+        assert self.offset is not None
+        beta = int(self.offset in step.written)
+        step.written.add(self.offset)
+        return step.gradient[:, self.offset : self.offset + self.size].view(-1, *self.shape), beta
+
+
+class Current:
+    """The step that the twins of a model work on."""
+
+    step: Step
+
+    def __init__(self) -> None:
+        # outputs of twins must require a gradient though no input does: this one is never looked at
+        self.anchor = torch.zeros((), requires_grad=True)
+        # convolutions give channels-last images, unless the model's own code can't do with them
+        self.plain = False
+
+
+class Twin(nn.Module):
+    """A layer's stand-in: `slots` say where its parameters lie."""
+
+    def __init__(self, layer: nn.Module, slots: dict[str, Slot], current: Current) -> None:
+        super().__init__()
+        self.slots, self.current = slots, current
+        self.setup(layer)
+
+    def setup(self, layer: Any) -> None:
+        """Take over the layer's settings."""
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        """Why this very layer has no twin, as the end of a sentence that begins with its name."""
+        return None
