@@ -762,9 +762,10 @@ def test_the_lstm_is_the_papers_and_its_embeddings_are_not_trained():
 @pytest.mark.parametrize("model", [fb.models.cnn(), fb.models.mlp(), fb.models.linear()])
 def test_models_of_images_are_trained_many_clients_at_once(tmp_path, model):
     write_cifar(tmp_path)
-    task = fb.tasks.cifar10(str(tmp_path), clients=12, model=model)
-    flat, _ = initial_weights(task, 0)
-    assert why_not(task, SGD, 0, flat) is None
+    for clients in (6, 12):  # with six, a near-tie in float32 makes a second look in double precision necessary
+        task = fb.tasks.cifar10(str(tmp_path), clients=clients, model=model)
+        flat, _ = initial_weights(task, 0)
+        assert why_not(task, SGD, 0, flat) is None
 
 
 @pytest.mark.parametrize("model", [fb.models.lstm(), fb.models.mlp(), fb.models.linear()])

@@ -87,7 +87,7 @@ class Small:
         if found is None:
             return False
         table, where, _kept = found
-        address = {number: w.ctypes.data for number, w in distinct.items()}
+        address = {number: w.__array_interface__["data"][0] for number, w in distinct.items()}
         columns = [array("q", column) for column in (where, clients, trips, [address[id(w)] for w in weights], rows)]
         bad = self._kernels.train_trips(
             len(clients), table.ctypes.data, *(column.buffer_info()[0] for column in columns), updates.ctypes.data,

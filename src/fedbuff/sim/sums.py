@@ -32,7 +32,7 @@ def weighted_sum(updates: NDArray[np.floating], rows: Sequence[int], weights: Se
         return None
     numbers, factors = array("q", rows), array("d", weights)
     finite = getattr(library, name)(
-        updates.ctypes.data, stride // itemsize, len(rows), numbers.buffer_info()[0], factors.buffer_info()[0],
-        len(out), out.ctypes.data,
+        updates.__array_interface__["data"][0], stride // itemsize, len(rows), numbers.buffer_info()[0],
+        factors.buffer_info()[0], len(out), out.__array_interface__["data"][0],
     )  # fmt: skip
     return bool(finite)

@@ -81,7 +81,8 @@ class Workers:
         return key in self._done
 
     def result(self, key: int) -> Any:
-        self._receive(0)
+        if key in self._sent:
+            self._receive(0)
         while key not in self._done:
             mine = key if key not in self._sent else self._next()
             if mine is None:
@@ -91,7 +92,8 @@ class Workers:
             self._hand_out(at_once=2)  # nobody will hand out more before this is done
             self._done[mine], seconds = timed(work, self._trainer, self._versions, self.updates)
             self._took(seconds)
-            self._receive(0)
+            if mine != key:
+                self._receive(0)
         self._hand_out()
         result = self._done.pop(key)
         if isinstance(result, BaseException):
