@@ -2,13 +2,15 @@
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from browser import CHROMIUM, Browser
 from conftest import command
 from fedbuff.report.live import live
 
-SLOW = ("--set", "until.trips=60000", "--set", "client.lr=0.001")  # long enough to be watched
+SLOW = ("--set", "until.trips=15000", "--set", "client.lr=0.001", "--workers", 1)  # long enough to be watched
 
 
 def same_result(a: Path, b: Path) -> bool:
@@ -27,20 +29,23 @@ def same_result(a: Path, b: Path) -> bool:
     )
 
 
-def started(tmp_path: Path, *arguments: object) -> tuple[subprocess.Popen[str], str]:
-    """A run with --live as a process, and the address it says."""
-    process = subprocess.Popen(
-        command(("run", *arguments)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stderr is not None
-    found = re.search(r"live view: (http://\S+/)", process.stderr.readline())
-    assert found, process.communicate()
-    return process, found[1]
+@contextmanager
+def started(tmp_path: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A run with --live as a process, and the address it says; killed at the latest at the end."""
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(("run", *arguments)), cwd=tmp_path, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            line = process.stderr.readline()
+            found = re.search(r"live view: (http://\S+/)", line)
+            assert found, line
+            yield process, found[1]
+        finally:
+            process.kill()
 
 
-def fetch(url: str, **headers: str) -> tuple[int, bytes]:
+def fetch(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as e:
         with e:
@@ -95,29 +100,18 @@ def test_a_run_that_stops_at_an_evaluation_ends_with_the_status_of_its_summary(s
 
 
 def test_the_live_view_follows_a_run_and_ends_with_it(settings_file, fedbuff, tmp_path):
-    process, url = started(tmp_path, settings_file, *SLOW, "--out", "watched", "--live")
-    assert url.startswith("http://127.0.0.1:")
-    status, page = fetch(url)
-    assert status == 200
-    assert b'id="live"' in page
-    texts, number = [], 0
-    while process.poll() is None:
-        try:
-            status, news = fetch(f"{url}data.json?seen={number}")
-        except OSError:  # it has ended meanwhile
-            break
-        if status == 200:
-            found = json.loads(news)
-            number = found["number"]
-            texts.append(found["text"])
-            points = found["figures"]["curves"][0][0]["trips"]
-        time.sleep(0.1)
-    process.communicate()
-    assert process.returncode == 0
-    assert len(set(texts)) > 1
-    assert texts[-1] == "finished: reached 60,000 trips"
-    assert points[-1] == 60_000
-    with pytest.raises(OSError):
+    with started(tmp_path, settings_file, *SLOW, "--out", "watched", "--live") as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        status, page = fetch(url)
+        assert status == 200
+        assert b'id="live"' in page
+        views = watched(process, url)
+        process.communicate()
+        assert process.returncode == 0
+    assert len({view["text"] for view in views}) > 1
+    assert views[-1]["text"] == "finished: reached 15,000 trips"
+    assert views[-1]["figures"]["curves"][0][0]["trips"][-1] == 15_000
+    with pytest.raises(OSError, match="refused"):
         fetch(url)
     with socket.create_server(("127.0.0.1", int(url.rsplit(":", 1)[1].rstrip("/")))):
         pass  # no worker keeps the port
@@ -125,17 +119,24 @@ def test_the_live_view_follows_a_run_and_ends_with_it(settings_file, fedbuff, tm
     assert same_result(tmp_path / "watched", tmp_path / "unwatched")
 
 
+def watched(process: subprocess.Popen[str], url: str) -> list[dict[str, Any]]:
+    """All views that a page would see until the end of the run."""
+    views: list[dict[str, Any]] = []
+    while process.poll() is None and not (views and views[-1]["state"] != "running"):
+        status, news = fetch(f"{url}data.json?seen={views[-1]['number'] if views else 0}")
+        if status == 200:
+            views.append(json.loads(news))
+        time.sleep(0.1)
+    return views
+
+
 def test_only_this_machine_is_answered_and_only_what_there_is(settings_file, tmp_path):
-    process, url = started(tmp_path, settings_file, *SLOW, "--live", "--out", "run")
-    assert fetch(url, Host="evil.example")[0] == 421
-    assert fetch(url, Host="localhost:1")[0] == 200
-    assert fetch(f"{url}settings.toml")[0] == 404
-    assert fetch(f"{url}../../etc/passwd")[0] == 404
-    with pytest.raises(urllib.error.HTTPError, match="501"):
-        urllib.request.urlopen(urllib.request.Request(url, data=b"x"), timeout=60)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
+    with started(tmp_path, settings_file, *SLOW, "--live", "--out", "run") as (_, url):
+        assert fetch(url, Host="evil.example")[0] == 421
+        assert fetch(url, Host="localhost:1")[0] == 200
+        assert fetch(f"{url}settings.toml")[0] == 404
+        assert fetch(f"{url}../../etc/passwd")[0] == 404
+        assert fetch(url, data=b"x")[0] == 501
 
 
 def test_a_failed_run_says_so_on_the_page():
@@ -182,21 +183,22 @@ def test_a_port_that_is_taken_is_one_line(settings_file, fedbuff):
 @pytest.mark.xdist_group("browser")
 def test_an_open_page_draws_the_run_as_it_goes_on_until_its_end(settings_file, tmp_path):
     name = "<script>window.harmed = 1</script>"
-    process, url = started(tmp_path, settings_file, *SLOW, "--set", f"name='{name}'", "--live", "--out", "run", "--json")
-    browser = Browser()
-    try:
-        browser.open(url)
-        points = "document.querySelector('[data-chart=curves] .line').getAttribute('d').split(/[ML]/).length"
-        first = browser.wait(points)
-        browser.wait(points, lambda now: now > first)
-        browser.wait("document.getElementById('live').textContent", lambda text: text == "finished: reached 60,000 trips")
-        assert "60,000 trips" in browser.run("document.querySelector('.lead').textContent")
-        assert name in browser.run("document.querySelector('[data-slot=summary] tbody th').textContent")
-        assert browser.run("window.harmed") is None
-        assert browser.complaints == []
-    finally:
-        browser.close()
-    assert json.loads(process.communicate()[0])["trips"] == 60_000
+    how = ("--set", f"name='{name}'", "--live", "--out", "run", "--json")
+    with started(tmp_path, settings_file, *SLOW, *how) as (process, url):
+        browser = Browser()
+        try:
+            browser.open(url)
+            points = "document.querySelector('[data-chart=curves] .line').getAttribute('d').split(/[ML]/).length"
+            first = browser.wait(points)
+            browser.wait(points, lambda now: now > first)
+            browser.wait("document.getElementById('live').textContent", lambda text: text == "finished: reached 15,000 trips")
+            assert "15,000 trips" in browser.run("document.querySelector('.lead').textContent")
+            assert name in browser.run("document.querySelector('[data-slot=summary] tbody th').textContent")
+            assert browser.run("window.harmed") is None
+            assert browser.complaints == []
+        finally:
+            browser.close()
+        assert json.loads(process.communicate()[0])["trips"] == 15_000
 
 
 # ── TensorBoard ──────────────────────────────────────────────────────────────────────────────────────────────────────
