@@ -248,7 +248,7 @@ MODELS = {
 def path(request, monkeypatch) -> str:
     """Every way through the code: with the kernels, and without a compiler."""
     if request.param == "torch":
-        for module in ("kernels", "twins"):
+        for module in ("kernels", "twins.dropout"):
             monkeypatch.setattr(f"fedbuff.learn.{module}.library", lambda: None)
     elif library() is None:
         pytest.skip("no C++ compiler")

@@ -20,7 +20,8 @@ from browser import CHROMIUM, Browser
 from conftest import command
 from fedbuff.report.live import live
 
-SLOW = ("--set", "until.trips=15000", "--set", "client.lr=0.001", "--workers", 1)  # long enough to be watched
+# the obvious loop: slow enough to be watched, however fast the rest becomes
+SLOW = ("--set", "until.trips=15000", "--set", "client.lr=0.001", "--set", "training.batched=false", "--workers", 1)
 
 
 def same_result(a: Path, b: Path) -> bool:

@@ -81,8 +81,7 @@ def test_a_bad_tune_table_is_a_settings_error_in_one_line(table):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (("--set", "until={trips=100}"), "until.accuracy: missing"),
-        (("--set", "until.accuracy=0.5", "--set", "algorithm=fedavgx"), "unknown; did you mean algorithm.fedavgm?"),
+        (("--set", "until.accuracy=0.5", "--set", "algorithm=fedavgx"), "unknown; did you mean fedavg?"),
         (("--trials", "0"), "--trials 0: expected more than 0"),
         (("--workers", "-1"), "--workers -1: expected more than 0"),
         (("--seed", "-1"), "seed=-1"),
@@ -92,8 +91,13 @@ def test_a_bad_tune_table_is_a_settings_error_in_one_line(table):
 )
 def test_a_mistake_is_one_line(changes, complaint, small, fedbuff):
     done = fedbuff("tune", small, *changes, code=2)
-    assert complaint in done.stderr.replace("algorithm = ", "algorithm.") or complaint in done.stderr
+    assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_target_is_needed(small, fedbuff):
+    small.write_text(toml.dumps({**SMALL, "until": {"trips": 300}}))
+    assert "until.accuracy: missing" in fedbuff("tune", small, code=2).stderr
 
 
 def test_values_go_where_their_paths_say():

@@ -225,6 +225,9 @@ def work(
         # a sampler of its own for every trial: what it draws depends on what is known, not on who was killed before
         study = make_study(storage, seed_for(seed, "tune", number) % (1 << 32))
         trial = study.ask()
+        if sum(t.number < trial.number for t in study.get_trials(deepcopy=False, states=counted)) >= trials:
+            study.tell(trial, state=TrialState.FAIL)  # another process was faster
+            return
         values = draw(trial, space)
         try:
             value, facts = judge(trial, with_values(tables, values))
