@@ -136,9 +136,9 @@ def test_over_selection_shows_whom_it_loses(report, run_folders):
 
 def test_the_summary_table_has_the_summaries(report, run_folders):
     header, fedavg, fedbuff = report.tables["summary"]
-    assert "client trips to 40 %" in header
+    assert "client trips to 40\N{NO-BREAK SPACE}%" in header
     reached = [run.summary["trips_to_target"] for run in runs(run_folders, "FedBuff")]
-    cell = fedbuff[header.index("client trips to 40 %")]
+    cell = fedbuff[header.index("client trips to 40\N{NO-BREAK SPACE}%")]
     limit = np.mean(
         [r if r is not None else run.summary["trips"] for r, run in zip(reached, runs(run_folders, "FedBuff"), strict=True)]
     )

@@ -244,7 +244,7 @@ def _summary_table(groups: Sequence[Group]) -> str:
     rows = comparison({group.name: group.runs for group in groups})
     targets = {row["target"] for row in rows}
     common = next(iter(targets)) if len(targets) == 1 else None
-    to = f" to {100 * common:g} %" if common is not None else "" if targets == {None} else " to target"
+    to = f" to {100 * common:g}\N{NO-BREAK SPACE}%" if common is not None else "" if targets == {None} else " to target"
     header = ["", "seeds", *(f"{title}{to}" for title in COSTS.values()), "last accuracy", "staleness", "updates used", "took"]
     most = {cost: max(row[f"{cost}_limit"] for row in rows) or 1.0 for cost in COSTS}
     body: list[list[str | Cell]] = []
@@ -261,7 +261,7 @@ def _summary_table(groups: Sequence[Group]) -> str:
                 Cell(seeds, reached),
                 *costs,
                 _accuracy(row["accuracy"]),
-                Cell(f"{row['staleness_mean']:.1f}", f"at most {max(stale)}" if stale else ""),
+                Cell(f"{row['staleness_mean']:.1f}", f"at most {max(stale):,}" if stale else ""),
                 Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in outcomes.items())),
                 f"{row['wall_seconds']:,.1f} s",
             ]
