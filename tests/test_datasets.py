@@ -25,7 +25,7 @@ from fedbuff.learn import celeba, cifar, glove, sent140
 from fedbuff.learn.batched import why_not
 from fedbuff.learn.cache import cache_folder, prepared
 from fedbuff.learn.local import initial_weights
-from fedbuff.learn.rows import Rows, Scaled
+from fedbuff.learn.rows import RowClients, Scaled
 
 pytest.importorskip("PIL")
 SGD = fb.LocalSGD(lr=0.1, batch_size=4)
@@ -699,7 +699,7 @@ def test_processes_that_prepare_the_same_do_not_disturb_each_other(tmp_path):
 
 def test_clients_are_rows_of_shared_arrays():
     x, y = np.arange(10.0), np.arange(10)
-    rows = Rows(x, y, np.array([5, 1, 9, 0]), [1, 3])
+    rows = RowClients(x, y, np.array([5, 1, 9, 0]), [1, 3])
     assert [(a.tolist(), b.tolist()) for a, b in rows] == [([5.0], [5]), ([1.0, 9.0, 0.0], [1, 9, 0])]
     assert [len(b) for _, b in rows[:2]] == [rows.examples(0), rows.examples(1)] == [1, 3]
     for client in (-1, 2):

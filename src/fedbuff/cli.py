@@ -24,7 +24,7 @@ from fedbuff.report.folder import write_trips
 from fedbuff.report.progress import bar
 from fedbuff.report.run import Run, load
 from fedbuff.settings import Settings, from_tables
-from fedbuff.sim.simulate import Status
+from fedbuff.sim.simulation import Status
 from fedbuff.toml import SettingsError, Table
 from fedbuff.version import __version__
 

@@ -22,7 +22,7 @@ from fedbuff.core import check
 from fedbuff.core.random import seed_for
 from fedbuff.presets import PRESETS
 from fedbuff.report.files import lock, write_json, write_text
-from fedbuff.sim.simulate import Status
+from fedbuff.sim.simulation import Status
 from fedbuff.toml import SettingsError, Table
 
 if TYPE_CHECKING:

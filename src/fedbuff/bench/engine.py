@@ -14,7 +14,7 @@ from fedbuff.core.staleness import polynomial
 from fedbuff.core.starting import refill
 from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.fastplan import fastest
-from fedbuff.sim.simulate import Simulation
+from fedbuff.sim.simulation import Simulation
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import trips
 from fedbuff.sim.workers import Workers

@@ -18,7 +18,8 @@ from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.task import Task
-from fedbuff.sim.simulate import Status, simulate
+from fedbuff.sim.simulate import simulate
+from fedbuff.sim.simulation import Status
 from fedbuff.sim.until import trips
 
 CONCURRENCY, BUFFER_SIZE = 1000, 10

@@ -58,7 +58,7 @@ class Chosen:
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
-class Rows(Sequence[Examples]):
+class RowClients(Sequence[Examples]):
     """Clients that hold rows of shared inputs and labels: the first `sizes[0]` of `order` are client 0's, and so on."""
 
     def __init__(

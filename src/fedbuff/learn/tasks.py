@@ -26,7 +26,7 @@ from fedbuff.learn.folder import data_folder, locate
 from fedbuff.learn.leaf import read_split
 from fedbuff.learn.models import ImageModel, Model, TextModel, cnn, image_model, linear, lstm, mlp, text_model
 from fedbuff.learn.partition import by_key, dirichlet, iid, shards, some_of_each, split_examples
-from fedbuff.learn.rows import Chosen, Rows, Scaled
+from fedbuff.learn.rows import Chosen, RowClients, Scaled
 from fedbuff.learn.synthetic import SyntheticClients
 from fedbuff.learn.task import Task
 
@@ -123,7 +123,7 @@ def cifar10(
     return Task(
         model=partial(image_model, model, cifar.SHAPE, cifar.CLASSES),
         loss=cross_entropy,
-        clients=Rows(x, y, np.concatenate(parts), [len(part) for part in parts]),
+        clients=RowClients(x, y, np.concatenate(parts), [len(part) for part in parts]),
         evaluate=(test_x, test_y),
         name="cifar10" if whole else f"cifar10 (subset: {len(y):,} + {len(test_y):,} images)",
     )
@@ -166,7 +166,7 @@ def celeba(
     return Task(
         model=partial(image_model, model, (3, faces.SIDE, faces.SIDE), 2),
         loss=cross_entropy,
-        clients=Rows(x, y, train, np.unique(owners[train], return_counts=True)[1]),
+        clients=RowClients(x, y, train, np.unique(owners[train], return_counts=True)[1]),
         evaluate=(Chosen(x, test), y[test]),
         name=_celeba_name(len(owners), images[images >= min_images]),
     )
@@ -219,7 +219,7 @@ def sent140(
     return Task(
         model=partial(text_model, model, vectors, 2),
         loss=cross_entropy,
-        clients=Rows(x, y, train, np.unique(owners[train], return_counts=True)[1]),
+        clients=RowClients(x, y, train, np.unique(owners[train], return_counts=True)[1]),
         evaluate={"validation": (x[validation], y[validation]), "test": (x[test], y[test])},
         name="sent140" if (used := int(counts[drawn].sum())) == tweets.TWEETS else f"sent140 (subset: {used:,} tweets)",
     )

@@ -23,7 +23,7 @@ from fedbuff.report.html import View, runs_page, view
 from fedbuff.report.run import Run
 
 if TYPE_CHECKING:
-    from fedbuff.sim.simulate import Status
+    from fedbuff.sim.simulation import Status
 
 _EVERY = 1.0  # seconds between two views
 _SHARE = 50  # a view may take a fiftieth of the time

@@ -19,7 +19,7 @@ from fedbuff.report.html import flat
 from fedbuff.report.scalars import scalars
 
 if TYPE_CHECKING:
-    from fedbuff.sim.simulate import Status
+    from fedbuff.sim.simulation import Status
 
 _EXPERIMENT = "fedbuff"
 _EVERY = 1.0  # seconds between two messages

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedbuff.sim.simulate import Status
+    from fedbuff.sim.simulation import Status
     from fedbuff.sim.until import Until
 
 _EVERY = 0.1  # seconds between two looks

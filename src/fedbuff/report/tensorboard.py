@@ -11,7 +11,7 @@ from fedbuff.report.files import FolderError
 from fedbuff.report.scalars import scalars
 
 if TYPE_CHECKING:
-    from fedbuff.sim.simulate import Status
+    from fedbuff.sim.simulation import Status
 
 
 @contextmanager

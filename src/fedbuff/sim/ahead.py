@@ -99,15 +99,12 @@ class Ahead:
     def consider(self, version: int, first: int, last: int) -> None:
         """Open the trips that a server step within sight uses, of this version and of those waiting."""
         trips = self._plan.trips
-        outcome, needed, examples = trips.outcome, trips.server_step, trips.examples
-        sight, limit, soon, rest = version + self.steps, version + self._near, self._soon, self._open
+        outcome, needed, sight = trips.outcome, trips.server_step, version + self.steps
         self._place.extend([0] * (last - len(self._place)))
         held = last - first
         for trip in range(first, last):
             if outcome[trip] == USED and needed[trip] <= sight:
-                pile = soon if needed[trip] <= limit else rest
-                pile.trips.append(trip)
-                pile.examples += examples[trip]
+                self._open_up(trip, version)
             elif outcome[trip] in _OVER:
                 held -= 1
             else:
@@ -116,7 +113,7 @@ class Ahead:
             self.hold(version, held)
         if self._waiting:
             self._look(version, sight)
-        for pile, worth in ((soon, _COST // 4), (rest, _COST)):
+        for pile, worth in ((self._soon, _COST // 4), (self._open, _COST)):
             if len(pile.trips) >= self._trips or pile.examples * self._per_example >= worth:
                 self._flush(pile)
 
