@@ -13,9 +13,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
-from fedbuff.learn.batched import batched, norms, trainer, try_bfloat16, why_not
+from fedbuff.learn import work
+from fedbuff.learn.batched import Together, batched, norms, trainer, try_bfloat16, why_not
+from fedbuff.learn.evaluate import evaluate_rows, plain
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+from fedbuff.learn.training import Training
 from fedbuff.learn.twins import twin_of
 
 SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example
@@ -553,3 +556,37 @@ def test_precisions_that_do_not_work_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="killed by signal 4; use float32"):
         batched(task, SGD, 0, flat, precision="bfloat16")
     try_bfloat16.cache_clear()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_evaluation_through_twins_is_the_models_own(name):
+    """Above all without dropout."""
+    model, clients = MODELS[name]
+    held_out = tuple(np.concatenate([part] * 15) for part in clients[5])  # more rows than are looked at together
+    task = fb.Task(model=model, loss=F.cross_entropy, clients=clients, evaluate=held_out, accuracy=None)
+    ready = work.trainer(task, SGD, 3, Training())
+    assert not isinstance(ready.trips, Together) or ready.outputs == ready.trips.outputs
+    weights = ready.flat.weights() * np.float32(1.1)
+    loss, _, rows = evaluate_rows(task, ready.flat, weights, "test", 0, plain(ready.flat))
+    assert ready.evaluate(weights, "test", 0) == (pytest.approx(loss, rel=1e-4), 0, rows)
+
+
+class OtherwiseInEvaluation(nn.Module):
+    """In evaluation it looks at the whole batch, which its twin, seeing some rows at a time, can't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 8, 3)
+
+    def forward(self, x):
+        y = self.layer(x).flatten(1)[:, :3]
+        return y if self.training else y.reshape(-1, 3)[: len(x)] + self.layer(x.sum(0, keepdim=True).repeat(3, 1, 1, 1)).sum()
+
+
+def test_a_model_that_takes_another_way_in_evaluation_is_evaluated_itself():
+    task = task_of(OtherwiseInEvaluation, clients_of((1, 5, 5)))
+    ready = work.trainer(task, SGD, 3, Training())
+    assert isinstance(ready.trips, Together)
+    assert ready.outputs.__name__ == "outputs"
+    weights = ready.flat.weights()
+    assert ready.evaluate(weights, "test", 0) == evaluate_rows(task, ready.flat, weights, "test", 0, plain(ready.flat))

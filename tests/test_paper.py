@@ -34,10 +34,12 @@ from fedbuff.paper import (
     table_lrnorm,
     theorem,
 )
-from fedbuff.paper.datasets import DIGITS, SIZES, Dataset, quick
+from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, quick
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report
 from fedbuff.paper.result import Number, Pair, differences, lines, ratio
+from fedbuff.paper.tuning import tune_method
+from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
 
 TINY = replace(
@@ -538,3 +540,25 @@ def test_one_client_at_a_time_is_plain_sgd():
         total += float(whole @ whole)
         w = w - 0.1 * theorem.gradient(w, z[client, rng.integers(theorem.POINTS, size=1)[0]])
     assert measured == pytest.approx(total / steps)
+
+
+def test_fedprox_with_one_local_step_is_fedavg():
+    """Which is why CIFAR-10's runs of one stand for the other's."""
+    task = {"digits": {"clients": 200, "split": {"dirichlet": {"alpha": 0.1}}}}  # eight or nine examples each
+    runs = [
+        from_tables(
+            {
+                "task": task,
+                "algorithm": {name: {"concurrency": 20, "lr": 1.0, **own}},
+                "client": {"lr": 0.5, "batch_size": 32},
+                "until": {"server_steps": 5},
+            }
+        ).run(workers=1)
+        for name, own in (("fedavg", {}), ("fedprox", {"mu": 1.0}))
+    ]
+    assert all(np.array_equal(tensor, runs[1].weights[name]) for name, tensor in runs[0].weights.items())
+    cifar = DATASETS["cifar10"]
+    assert cifar.one_step and methods.tables(cifar, Path("none"), "fedprox") == methods.tables(cifar, Path("none"), "fedavg")
+    assert methods.tables(DATASETS["sent140"], Path("none"), "fedprox")["name"] == "fedprox"
+    with pytest.raises(SettingsError, match="it is FedAvg; tune that"):
+        tune_method(cifar, "fedprox", Path("none"))

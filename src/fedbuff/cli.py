@@ -473,7 +473,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def tuning(sub: argparse._ActionsContainer) -> None:
         sub.add_argument("--trials", type=int, default=30, help="until the study has so many (30)")
-        sub.add_argument("--ranges", choices=("narrow", "paper"), default="narrow", help="of η_l, η_g, β, μ (narrow)")
+        sub.add_argument(
+            "--ranges", choices=("narrow", "paper", "one-step"), default="narrow", help="of η_l, η_g, β, μ (narrow)"
+        )
 
     def running(sub: argparse.ArgumentParser) -> None:
         changes(sub)

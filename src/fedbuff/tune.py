@@ -49,6 +49,8 @@ MU = (0.001, 0.01, 0.1, 1.0)
 RANGES: dict[str, dict[str, between | tuple[float, ...]]] = {
     "paper": {"client": between(1e-8, 1e4), "lr": between(1e-8, 1e4), "beta": BETA, "mu": MU},
     "narrow": {"client": between(1e-3, 1e1), "lr": between(1e-2, 1e2), "beta": BETA, "mu": MU},
+    # for clients that take one local step: then only η_l · η_g matters, and μ does nothing
+    "one-step": {"lr": between(0.3, 1e2), "beta": (0.0, 0.3, 0.6, 0.9)},
 }
 STEPS = 20  # looks at the learning curve in a whole trial
 STARTUP = 5  # trials that nobody gives up on
@@ -76,7 +78,7 @@ def tune(
     """Search until the study in `out` has `trials` finished trials; what it found, as study.json holds it.
 
     tables    settings with a target (`until.accuracy` or `target`) and `until.trips`; their [tune] says what is searched, else
-    ranges    "narrow" or "paper", for the preset's η_l, η_g, β and μ
+    ranges    "narrow", "paper" or "one-step", for the preset's η_l, η_g, β and μ
     workers   processes, each with a trial of its own
     seed      of the runs, and of the search; that and the next should be none that a comparison will use
     first     values to try before any others
@@ -124,8 +126,8 @@ def space_of(
     if name not in PRESETS:
         raise SettingsError(f"algorithm = {toml.show(name)}: unknown; {toml.suggest(str(name), PRESETS)}")
     own = toml.parameters(PRESETS[name])
-    found = {f"algorithm.{name}.{key}": ranges[key] for key in ("lr", "beta", "mu") if key in own}
-    return {"client.lr": ranges["client"], **found}, rest
+    found = {f"algorithm.{name}.{key}": ranges[key] for key in ("lr", "beta", "mu") if key in own and key in ranges}
+    return ({"client.lr": ranges["client"]} if "client" in ranges else {}) | found, rest
 
 
 def flat(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -127,7 +127,7 @@ def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "
     low = None if precision == "float32" else torch.bfloat16
     if low is not None and device == "cpu":
         try_bfloat16()
-    together = Together(task, sgd, seed, flat, torch.device(device), low).train
+    together = Together(task, sgd, seed, flat, torch.device(device), low)
     return (small(task, sgd, seed, flat, together) if device == "cpu" and low is None else None) or together
 
 
@@ -189,7 +189,7 @@ class Together:
         self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
         self.current.plain = not self.takes_channels_last()
 
-    def train(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
+    def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         """The updates of the jobs, row by row; the same for the same chunk in any process."""
         updates = room_for(jobs, self.flat) if out is None else out
         versions = {id(job.weights): None for job in jobs}
@@ -213,17 +213,31 @@ class Together:
                 updates[part] = found.cpu().numpy()
         return updates
 
+    def outputs(self, weights: Vector, x: Tensor) -> Tensor:
+        """What the model with these weights says of rows, as in evaluation: without dropout."""
+        w = torch.from_numpy(weights)[None].to(self.device)
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return torch.cat([self.look_at(w, part.to(self.device)) for part in torch.split(x, _ROWS)]).cpu()
+        finally:
+            self.module.train()
+
+    def look_at(self, w: Tensor, x: Tensor) -> Tensor:
+        for buffer, original in self.buffers:
+            buffer.copy_(original)
+        everyone = [(0, len(x))]
+        self.current.step = Step(everyone, everyone, w, w, Draws([0], self.device), [0], len(x), self.low)
+        return self.module(x)  # type: ignore[no-any-return]
+
     def takes_channels_last(self) -> bool:
         """Whether the model's own code can do with channels-last images: x.view(len(x), -1) can't."""
         if not any(isinstance(part, ConvTwin) for part in self.module.modules()):
             return True
         x = self.examples(0)[0][:1].to(self.device)
-        weights = self.flat.vector.detach()[None].to(self.device)
-        step = Step([(0, 1)], [(0, 1)], weights, weights, Draws([0], self.device), [0], 1)
-        self.current.step = step
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                self.module(x)
+                self.look_at(self.flat.vector.detach()[None].to(self.device), x)
             except RuntimeError:
                 return False
         return True

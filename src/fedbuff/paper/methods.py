@@ -79,6 +79,7 @@ def tables(
 
     `scale` multiplies the server learning rate, `client_scale` the client's. `weighting` is "lr-norm", "examples" or "uniform".
     """
+    method = same_as(dataset, method)
     found = rates(dataset, tuned, method, buffer_size or K)
     arguments: dict[str, Any] = {"concurrency": concurrency or dataset.concurrency, "lr": found.server * scale}
     if method in ASYNCHRONOUS:
@@ -98,8 +99,8 @@ def tables(
     }
     if weighting == "examples":
         made["server"] = {"weight_by": "examples"}
-    if dataset.name == "digits":
-        made["evaluate_every"] = 100
+    if dataset.evaluate_every is not None:
+        made["evaluate_every"] = dataset.evaluate_every
     return made
 
 
@@ -108,6 +109,7 @@ def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> R
 
     A step's mean is over more updates as K grows, and they are less stale: η_g ∝ √K keeps what an update moves about equal.
     """
+    method = same_as(dataset, method)
     own = read(tuned / dataset.name / f"{file_name(method, buffer_size)}.toml", method)
     if own is not None:
         return own
@@ -120,8 +122,13 @@ def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> R
     return found._replace(server=found.server * scaled)
 
 
+def same_as(dataset: Dataset, method: str) -> str:
+    """The method whose runs these are: FedProx's term is zero in the first local step, so with no other it is FedAvg."""
+    return "fedavg" if method == "fedprox" and dataset.one_step else method
+
+
 def is_tuned(dataset: Dataset, tuned: Path, method: str) -> bool:
-    return (tuned / dataset.name / f"{method}.toml").is_file()
+    return (tuned / dataset.name / f"{same_as(dataset, method)}.toml").is_file()
 
 
 def file_name(method: str, buffer_size: int = K) -> str:

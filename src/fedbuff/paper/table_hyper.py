@@ -40,7 +40,7 @@ def result(ask: Ask, found: Cells) -> Result:
             if values != [None, None]:
                 paper, own = (None if value is None else Number(value) for value in values)
                 pairs.append(Pair(f"{method}-{name}", f"{title} {letter}", paper, own, group="", digits=-1))
-        study = methods.study(ask.tuned / ask.dataset.name / f"{method}.toml")
+        study = methods.study(ask.tuned / ask.dataset.name / f"{methods.same_as(ask.dataset, method)}.toml")
         if study is not None:
             budgets[method] = (study["trials"], study["trips"])
             reached = "" if study["reached"] else ", not reached: by its accuracy there"

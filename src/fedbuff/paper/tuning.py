@@ -1,6 +1,7 @@
 """`fedbuff paper tune`: the best settings for a method on a dataset, kept in OUT/settings/DATASET/METHOD.toml.
 
-Every method gets the same number of trials of the same length, from the same ranges; the first is the untuned guess.
+Every method gets the same number of trials of the same length, from the same ranges; the first is the untuned guess, the
+next two are a third and three times its server learning rate.
 """
 
 import datetime
@@ -13,7 +14,7 @@ from fedbuff.paper import methods
 from fedbuff.paper.datasets import Dataset
 from fedbuff.report.files import write_text
 from fedbuff.toml import SettingsError, Table
-from fedbuff.tune import tune
+from fedbuff.tune import RANGES, space_of, tune
 
 SEED = 100  # this and the next are none of those that the tables use
 
@@ -33,6 +34,8 @@ def tune_method(
     """Tune a method; the file it is kept in, and the study. `trips` shortens a trial; it is the dataset's limit otherwise."""
     if method not in methods.TITLES:
         raise SettingsError(f"--method {method}: unknown; {toml.suggest(method, methods.TITLES)}")
+    if methods.same_as(dataset, method) != method:
+        raise SettingsError(f"--method {method}: with one local step, as on {dataset.title}, it is FedAvg; tune that")
     if buffer_size is not None and method != "fedbuff":
         raise SettingsError(f"--buffer-size {buffer_size}: only FedBuff has one to choose, not {methods.TITLES[method]}")
     k = buffer_size or methods.K
@@ -40,21 +43,26 @@ def tune_method(
     untuned = out / "none"  # the same guess for everybody, whatever was tuned before
     tables = methods.tables(shorter, untuned, method, buffer_size=k)
     guess = methods.rates(shorter, untuned, method, k)
-    first = {"client.lr": guess.client, f"algorithm.{method}.lr": guess.server}
-    first |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
+    known = {"client.lr": guess.client}
+    known |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
+    searched, _ = space_of(tables, RANGES[ranges])
+    first = [
+        {path: v for path, v in {**known, f"algorithm.{method}.lr": guess.server * times}.items() if path in searched}
+        for times in (1.0, 1 / 3, 3.0)
+    ]
     name = methods.file_name(method, k)
     folder = out / "studies" / f"{dataset.name}-{name}-{shorter.trips}-{ranges}"
-    study = tune(tables, folder, trials=trials, ranges=ranges, workers=workers, seed=SEED, first=[first], say=say)
+    study = tune(tables, folder, trials=trials, ranges=ranges, workers=workers, seed=SEED, first=first, say=say)
     path = tuned / dataset.name / f"{name}.toml"
     if study["best"] is None:
         raise ValueError(f"{methods.TITLES[method]} on {dataset.title}: all {study['trials']} trials were given up")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, as_toml(dataset, method, k, study))
+    write_text(path, as_toml(dataset, method, k, study, guess.client))
     return path, study
 
 
-def as_toml(dataset: Dataset, method: str, k: int, study: Table) -> str:
-    """What a table needs of a study: the best values, and what finding them cost."""
+def as_toml(dataset: Dataset, method: str, k: int, study: Table, client_lr: float) -> str:
+    """What a table needs of a study: the best values, and what finding them cost. `client_lr` is for one that kept it."""
     best, values = study["best"], study["best"]["values"]
     algorithm = {path.rsplit(".", 1)[1]: value for path, value in values.items() if path.startswith("algorithm.")}
     title = methods.TITLES[method] + (f" with K = {k}" if method == "fedbuff" else "")
@@ -62,7 +70,7 @@ def as_toml(dataset: Dataset, method: str, k: int, study: Table) -> str:
     return head + toml.dumps(
         {
             "algorithm": {method: algorithm},
-            "client": {"lr": values["client.lr"]},
+            "client": {"lr": values.get("client.lr", client_lr)},
             "study": {
                 "best": best["cost"],
                 "reached": best["reached"],

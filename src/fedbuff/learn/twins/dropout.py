@@ -59,4 +59,4 @@ class DropoutTwin(nn.Module):
         self.p, self.current = p, current
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, self.current.step)
+        return dropout(x, self.p, self.current.step) if self.training else x

@@ -49,7 +49,7 @@ class RecurrentTwin(Twin):
                 outputs.append(y)
                 last.append(ends)
             x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
-            if self.dropout > 0 and layer < self.layers - 1:
+            if self.dropout > 0 and self.training and layer < self.layers - 1:
                 x = dropout(x, self.dropout, self.current.step, time_first=True)
         ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
         x = x.transpose(0, 1).contiguous()  # in memory as torch has it, where it matters to dropout after this
