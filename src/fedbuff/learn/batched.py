@@ -215,7 +215,7 @@ class Together:
 
     def outputs(self, weights: Vector, x: Tensor) -> Tensor:
         """What the model with these weights says of rows, as in evaluation: without dropout."""
-        w = torch.from_numpy(weights)[None].to(self.device)
+        w = torch.from_numpy(np.array(weights)[None]).to(self.device)
         self.module.eval()
         try:
             with torch.no_grad():
