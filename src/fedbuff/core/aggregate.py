@@ -49,9 +49,12 @@ class Aggregation:
         self._sum, self._next = self._next, self._sum
         self._count += count
 
-    def step(self, staleness: int) -> Vector:
-        """Take the server step, w ← w − η_g Δ̄ / K or what the optimizer makes of it. `staleness` is the buffer's largest."""
-        mean = self._sum / self._count
+    def step(self, staleness: int, noise: Vector | None = None) -> Vector:
+        """Take the server step, w ← w − η_g Δ̄ / K or what the optimizer makes of it. `staleness` is the buffer's largest.
+
+        `noise` is added to the sum Δ̄ before the division, in its own precision: a noise stream's increment.
+        """
+        mean = (self._sum if noise is None else (self._sum + noise).astype(self._sum.dtype, copy=False)) / self._count
         w, self._optimizer_state = self._optimizer.step(self.weights, mean, self._optimizer_state, staleness)
         self.weights = w.astype(self.weights.dtype, copy=False)
         self.clear()

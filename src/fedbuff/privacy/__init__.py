@@ -1,0 +1,1 @@
+"""Differential privacy: clip, noise streams, accountant, ledger, and the plan that binds them."""
