@@ -135,8 +135,9 @@ class Plan:
                 )
         if self.sampling_rate is not None and not poisson:
             raise ValueError(
-                f"sampling_rate={self.sampling_rate}: amplification needs cohorts in which every client is, independently, with "
-                "this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and set max_participations"
+                f"sampling_rate={self.sampling_rate}: amplification needs Poisson-sampled cohorts, in which every client is "
+                "independently with this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and "
+                "set max_participations"
             )
         if self.sampling_rate is None and poisson:
             raise ValueError("cohorts are Poisson-sampled, and the plan does not know it: set sampling_rate")
@@ -213,7 +214,7 @@ class Plan:
     def describe(self, steps: int | None = None, seeded: bool | None = None) -> dict[str, Any]:
         """For a run's summary: what was promised, what was spent after `steps`, and what the promise does not cover."""
         spent = {} if steps is None else {"server_steps": steps, "epsilon": self.epsilon(steps)}
-        source = {None: {}, True: "seeded: for experiments, whoever knows the seed can remove it", False: "AES-256, secret key"}
+        seeds = "seeded, for experiments: whoever knows the seed can subtract the noise"
         return {
             "mechanism": self.mechanism,
             **spent,
@@ -232,7 +233,7 @@ class Plan:
             "restart_every": self.restart_every,
             "completion": self.completion,
             "adjacency": ADJACENCY if self.sampling_rate is None else SAMPLED_ADJACENCY,
-            **({"noise": source[seeded]} if seeded is not None else {}),
+            **({} if seeded is None else {"noise": seeds if seeded else "AES-256 in counter mode, secret key"}),
             "limits": LIMITS,
         }
 
