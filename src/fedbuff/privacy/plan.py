@@ -157,17 +157,18 @@ class Plan:
         """The noise of a run. `key`: 32 secret random bytes, one key per run; with `seeded`, a number that protects nobody."""
         check.integer(1, dimension=dimension)
         draw = noise.seeded(key, dimension) if seeded else noise.secure(key, dimension)  # type: ignore[arg-type]
-        scale = self.noise_multiplier * self.clip
-        made: streams.Stream
+        return Planned(self, self.mechanism_stream(draw, self.noise_multiplier * self.clip), noise.fingerprint(key))
+
+    def mechanism_stream(self, draw: noise.Draw, scale: float) -> streams.Stream:
+        """The mechanism alone, with other noise: to look at what it does."""
         if self.mechanism == "gaussian":
-            made = streams.gaussian(draw, scale)
-        elif self.mechanism == "tree":
-            made = streams.tree(draw, scale, self.restart_every, self.completion)
-        elif self.mechanism == "tree-honaker":
-            made = streams.tree_honaker(draw, scale, self.restart_every, self.completion)
-        else:
-            made = streams.blt(draw, scale, *sensitivity.constants(self.restart_every or self.horizon), self.restart_every)
-        return Planned(self, made, noise.fingerprint(key))
+            return streams.gaussian(draw, scale)
+        if self.mechanism == "tree":
+            return streams.tree(draw, scale, self.restart_every, self.completion)
+        if self.mechanism == "tree-honaker":
+            return streams.tree_honaker(draw, scale, self.restart_every, self.completion)
+        decay, weight = sensitivity.constants(self.restart_every or self.horizon)
+        return streams.blt(draw, scale, decay, weight, self.restart_every)
 
     def ledger(self, clients: int) -> Ledger:
         """Who may take part, by this plan's limits; for Poisson-sampled cohorts there are none but once in a cohort."""
