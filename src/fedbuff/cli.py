@@ -1,4 +1,4 @@
-"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | bench | presets`.
+"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | privacy | bench | presets`.
 
 Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
 stderr and exit code 2.
@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedbuff import settings, toml
+from fedbuff import privacy_command, settings, toml
 from fedbuff.demo import DEMO
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
@@ -579,6 +579,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, default=Path("results/bench"), metavar="DIR", help="where to keep it (results/bench)")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
     sub.add_argument("--quiet", action="store_true", help="no progress")
+
+    privacy_command.parser(commands)
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")
     sub.add_argument("name", nargs="?", metavar="NAME")

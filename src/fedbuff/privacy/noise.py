@@ -15,23 +15,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.normals import normals
+
 Noise = NDArray[np.float64]
 Draw = Callable[[int, int, int], Noise]
 
-_PAIRS = 1 << 13  # normals are made two at a time, in blocks that stay in the cache
-_WORDS = 1 << 41  # what 5 bytes of the counter can number, in 8-byte words
+_BLOCK = 1 << 13
+_MOST = 1 << 41  # numbers of 8 bytes: the last 5 bytes of the counter number blocks of 16
 
 
 def secure(key: bytes, dimension: int) -> Draw:
     """Noise that nobody can predict without the key, 32 random bytes: one per run, kept as secret as the updates."""
     if not isinstance(key, bytes) or len(key) != 32:
         raise ValueError(f"key: expected 32 random bytes, e.g. os.urandom(32), got {_shown(key)}")
+    if not 1 <= dimension <= _MOST:
+        raise ValueError(f"dimension={dimension}: expected 1 to 2^41")
     cipher, algorithm, counter = _aes()
 
     def draw(tree: int, level: int, index: int) -> Noise:
         start = tree.to_bytes(4, "big") + level.to_bytes(1, "big") + index.to_bytes(6, "big") + bytes(5)
         stream = cipher(algorithm(key), counter(start)).encryptor()
-        return normals(stream.update_into, dimension)
+        return _normals(stream.update_into, dimension)
 
     return draw
 
@@ -48,28 +52,14 @@ def seeded(seed: int, dimension: int) -> Draw:
     return draw
 
 
-def normals(keystream: Callable[[Any, Any], Any], dimension: int) -> Noise:
-    """Independent N(0, 1), by Box and Muller, from the uniform bits that encrypting zeros gives."""
-    if dimension > _WORDS:
-        raise ValueError(f"dimension={dimension}: expected at most 2^41")
+def _normals(keystream: Callable[[Any, Any], Any], dimension: int) -> Noise:
+    """From the uniform bits that encrypting zeros gives, a block that stays in the cache at a time."""
     out = np.empty(dimension)
-    for at in range(0, dimension, 2 * _PAIRS):
-        block = out[at : at + 2 * _PAIRS]
-        pairs = (len(block) + 1) // 2
-        bits = np.zeros(2 * pairs, np.uint64)
+    for at in range(0, dimension, _BLOCK):
+        block = out[at : at + _BLOCK]
+        bits = np.zeros(len(block) + len(block) % 2, np.uint64)  # two words make two numbers
         keystream(bits.view(np.uint8), bits.view(np.uint8))
-        bits >>= np.uint64(11)
-        uniform = bits.astype(np.float64)
-        uniform += 0.5  # never 0, whose logarithm there is not
-        radius, angle = uniform[:pairs], uniform[pairs:]
-        radius *= 2.0**-53
-        np.log(radius, out=radius)
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        angle *= np.pi * 2.0**-52
-        np.multiply(radius, np.cos(angle), out=block[:pairs])
-        rest = len(block) - pairs
-        np.multiply(radius[:rest], np.sin(angle[:rest]), out=block[pairs:])
+        block[:] = normals(bits)[: len(block)]
     return out
 
 

@@ -135,8 +135,9 @@ class Plan:
                 )
         if self.sampling_rate is not None and not poisson:
             raise ValueError(
-                f"sampling_rate={self.sampling_rate}: amplification needs cohorts in which every client is, independently, with "
-                "this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and set max_participations"
+                f"sampling_rate={self.sampling_rate}: amplification needs Poisson-sampled cohorts, in which every client is "
+                "independently with this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and "
+                "set max_participations"
             )
         if self.sampling_rate is None and poisson:
             raise ValueError("cohorts are Poisson-sampled, and the plan does not know it: set sampling_rate")
@@ -156,17 +157,18 @@ class Plan:
         """The noise of a run. `key`: 32 secret random bytes, one key per run; with `seeded`, a number that protects nobody."""
         check.integer(1, dimension=dimension)
         draw = noise.seeded(key, dimension) if seeded else noise.secure(key, dimension)  # type: ignore[arg-type]
-        scale = self.noise_multiplier * self.clip
-        made: streams.Stream
+        return Planned(self, self.mechanism_stream(draw, self.noise_multiplier * self.clip), noise.fingerprint(key))
+
+    def mechanism_stream(self, draw: noise.Draw, scale: float) -> streams.Stream:
+        """The mechanism alone, with other noise: to look at what it does."""
         if self.mechanism == "gaussian":
-            made = streams.gaussian(draw, scale)
-        elif self.mechanism == "tree":
-            made = streams.tree(draw, scale, self.restart_every, self.completion)
-        elif self.mechanism == "tree-honaker":
-            made = streams.tree_honaker(draw, scale, self.restart_every, self.completion)
-        else:
-            made = streams.blt(draw, scale, *sensitivity.constants(self.restart_every or self.horizon), self.restart_every)
-        return Planned(self, made, noise.fingerprint(key))
+            return streams.gaussian(draw, scale)
+        if self.mechanism == "tree":
+            return streams.tree(draw, scale, self.restart_every, self.completion)
+        if self.mechanism == "tree-honaker":
+            return streams.tree_honaker(draw, scale, self.restart_every, self.completion)
+        decay, weight = sensitivity.constants(self.restart_every or self.horizon)
+        return streams.blt(draw, scale, decay, weight, self.restart_every)
 
     def ledger(self, clients: int) -> Ledger:
         """Who may take part, by this plan's limits; for Poisson-sampled cohorts there are none but once in a cohort."""
@@ -213,7 +215,7 @@ class Plan:
     def describe(self, steps: int | None = None, seeded: bool | None = None) -> dict[str, Any]:
         """For a run's summary: what was promised, what was spent after `steps`, and what the promise does not cover."""
         spent = {} if steps is None else {"server_steps": steps, "epsilon": self.epsilon(steps)}
-        source = {None: {}, True: "seeded: for experiments, whoever knows the seed can remove it", False: "AES-256, secret key"}
+        seeds = "seeded, for experiments: whoever knows the seed can subtract the noise"
         return {
             "mechanism": self.mechanism,
             **spent,
@@ -232,7 +234,7 @@ class Plan:
             "restart_every": self.restart_every,
             "completion": self.completion,
             "adjacency": ADJACENCY if self.sampling_rate is None else SAMPLED_ADJACENCY,
-            **({"noise": source[seeded]} if seeded is not None else {}),
+            **({} if seeded is None else {"noise": seeds if seeded else "AES-256 in counter mode, secret key"}),
             "limits": LIMITS,
         }
 
