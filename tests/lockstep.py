@@ -13,14 +13,23 @@ from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
 
 def lockstep(
-    server: Server, task: Task, client: LocalSGD, trips: int, seed: int = 0, timing=half_normal(1.0), availability=None, **how
+    server: Server,
+    task: Task,
+    client: LocalSGD,
+    trips: int,
+    seed: int = 0,
+    timing=half_normal(1.0),
+    availability=None,
+    protect=None,
+    **how,
 ):
-    """Weights, and the trips table, after so many trips have ended."""
+    """Weights, and the trips table, after so many trips have ended. `protect(clients, weights)`: the server's protection."""
     n, sizes = len(task.clients), Sizes(task.examples)
     flat, weights = initial_weights(task, seed)
     train = one_at_a_time(task, client, seed, flat)
     clock = Clock(timing, seed, sizes, availability=availability, **how)
-    server = server.bind(weights, n, seed=seed, start=with_rate(server.start, clock, n), available=availability)
+    start, protection = with_rate(server.start, clock, n), protect and protect(n, len(weights))
+    server = server.bind(weights, n, seed=seed, start=start, available=availability, protection=protection)
     table = Trips()
 
     def obey(commands, version=0):

@@ -22,6 +22,7 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.partition import by_key, dirichlet, iid, shards, split_examples
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
+from fedbuff.privacy.settings import Privacy
 from fedbuff.report.files import FolderError
 from fedbuff.report.run import Run, load
 from fedbuff.sim.availability import windows
@@ -45,6 +46,7 @@ __all__ = [
     "CancelTrip",
     "FolderError",
     "LocalSGD",
+    "Privacy",
     "Run",
     "Server",
     "SettingsError",

@@ -34,6 +34,7 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
 from fedbuff.presets import PRESETS
+from fedbuff.privacy.settings import Privacy
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
 from fedbuff.sim.simulate import describe, simulate
@@ -89,6 +90,7 @@ class Settings:
     dropout: float = 0.0
     timeout: float | None = None
     availability: windows | None = None
+    privacy: Privacy | None = None
     evaluate_every: int | None = None
     evaluate_share: float = 0.1
     target: float | None = None
@@ -105,6 +107,10 @@ class Settings:
         if self.evaluate_every is not None:
             check.integer(1, evaluate_every=self.evaluate_every)
         check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
+        if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
+            any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
+            limits = {"server_steps": self.until.server_steps, "trips": self.until.trips}
+            any_noise.plan(self.server, 2 * self.server.buffer_size, **limits)
 
     def run(self, **how: Any) -> Run:
         """Simulate; `how` are those arguments of `simulate` that don't change the result: out, resume, progress, …"""
@@ -131,7 +137,8 @@ class Settings:
                 "target",
             )
         }
-        return describe(task, self.server, self.client, self.until, self.timing, self.availability, self.training, **plain)
+        parts = (self.server, self.client, self.until, self.timing, self.availability, self.training, self.privacy)
+        return describe(task, *parts, **plain)
 
 
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,6 +158,7 @@ def from_tables(tables: Table) -> Settings:
             client=client,
             until=toml.decode(Until, tables["until"], "until"),
             training=toml.decode(Training, tables.get("training", {}), "training"),
+            privacy=toml.decode(Privacy, tables["privacy"], "privacy") if "privacy" in tables else None,
             name=toml.decode_value(str, tables.get("name", name), "name"),
             **_plain(tables, "seed", "evaluate_every", "evaluate_share", "target"),
             **_clock(tables),

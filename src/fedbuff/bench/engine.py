@@ -73,6 +73,7 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
         ahead=Ahead(plan, pool, steps, buffer_size, False, weights, 1.0),
         pool=pool,
         aggregation=Aggregation(w, momentum(1.0, 0.9)),
+        protection=None,
         by_examples=False,
         mixing=False,
         task=NoTask(),  # type: ignore[arg-type]

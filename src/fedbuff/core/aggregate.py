@@ -14,11 +14,14 @@ from fedbuff.core.versions import Vector
 
 
 class Aggregation:
-    """The newest weights, the sum of weighted updates since the last server step, and the optimizer's state."""
+    """The newest weights, the sum of weighted updates since the last server step, and the optimizer's state.
 
-    def __init__(self, weights: Vector, optimizer: Optimizer, mixing: bool = False) -> None:
+    The sum is divided by what is behind it, K updates or their examples; with `divisor`, by that, whatever came in.
+    """
+
+    def __init__(self, weights: Vector, optimizer: Optimizer, mixing: bool = False, divisor: int | None = None) -> None:
         self.weights = weights
-        self._optimizer, self._mixing = optimizer, mixing
+        self._optimizer, self._mixing, self._divisor = optimizer, mixing, divisor
         self._optimizer_state: State = optimizer.init(weights)
         self._sum: Vector = np.zeros_like(weights)  # Δ̄
         self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
@@ -54,7 +57,9 @@ class Aggregation:
 
         `noise` is added to the sum Δ̄ before the division, in its own precision: a noise stream's increment.
         """
-        mean = (self._sum if noise is None else (self._sum + noise).astype(self._sum.dtype, copy=False)) / self._count
+        mean = (self._sum if noise is None else (self._sum + noise).astype(self._sum.dtype, copy=False)) / (
+            self._divisor or self._count
+        )
         w, self._optimizer_state = self._optimizer.step(self.weights, mean, self._optimizer_state, staleness)
         self.weights = w.astype(self.weights.dtype, copy=False)
         self.clear()

@@ -4,17 +4,19 @@ Who starts when, on which version, and how stale it arrives depends on timing, c
 weights to this; the timeline runs it alone.
 
 A client is chosen at random among the free ones: not in flight, and not yet in the buffer, so that it contributes
-at most once to a server step (the paper's Appendix D). Memory is that of the busy clients, however many there are.
+at most once to a server step (the paper's Appendix D); and not at the limits of a ledger, if there is one. Memory is that of
+the busy clients, however many there are.
 """
 
 import math
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff.core import check
 from fedbuff.core.random import Stream
-from fedbuff.core.starting import StartingRule
+from fedbuff.core.starting import StartingRule, cohort
 
 _TRIES = 64  # draws before the free clients are listed one by one
 _MANY = 100_000  # so many clients are not asked one by one whether they are available
@@ -32,15 +34,29 @@ class Availability(Protocol):
     def __call__(self, client: int, time: float) -> bool: ...
 
 
+class Limits(Protocol):
+    """How often clients may take part: see `privacy/ledger.py`."""
+
+    def allowed(self, client: int, step: int) -> bool: ...
+
+    def free(self, step: int) -> NDArray[np.bool_]: ...
+
+
 class Schedule:
     """Trips in flight, the version, and the count of the buffer.
 
     `in_flight` maps a trip to its client and start version. The caller reports every ended trip with `arrived` or
-    `ended`, takes `step` when `buffered` reaches the buffer size, and then calls `start_trips`.
+    `ended`, takes `step` when the buffer is `full`, and then calls `start_trips`.
     """
 
     def __init__(
-        self, start: StartingRule, buffer_size: int, clients: int, seed: int = 0, available: Availability | None = None
+        self,
+        start: StartingRule,
+        buffer_size: int,
+        clients: int,
+        seed: int = 0,
+        available: Availability | None = None,
+        limits: Limits | None = None,
     ) -> None:
         check.integer(1, buffer_size=buffer_size)
         if clients < max(start.most(), buffer_size):
@@ -53,7 +69,11 @@ class Schedule:
             raise ValueError(
                 f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
             )
+        self.sampled = isinstance(start, cohort) and start.poisson
+        if self.sampled and buffer_size != start.most():
+            raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
         self.start, self.buffer_size, self.clients, self.available = start, buffer_size, clients, available
+        self.limits = limits
         self.version = 0
         self.in_flight: dict[int, tuple[int, int]] = {}
         self.buffered: list[int] = []  # clients in the buffer
@@ -61,6 +81,7 @@ class Schedule:
         self._busy: set[int] = set()
         self.choices, self._draws = Stream(seed, "choice"), 0
         self.gaps = Stream(seed, "arrival", lambda rng, n: rng.exponential(size=n))
+        self._cohorts, self._gathered = Stream(seed, "cohort"), -1  # the version that the last Poisson cohort started on
         self._arrivals, self._next_arrival = 0, start.arrival(0, 0.0, 0.0)  # the first comes at once
         self._origin = 0.0
         self._wake: float | None = None  # to be told by `wake`
@@ -80,7 +101,7 @@ class Schedule:
             self._next_arrival = self.start.arrival(self._arrivals, self._next_arrival, self.gaps[self._arrivals])
             self._wake = self._origin + (self._next_arrival or 0.0)
         trips = []
-        for _ in range(self.start.wanted(len(self.in_flight), len(self.buffered), arrived)):
+        for _ in range(self._wanted(arrived)):
             client = self._choose(time)
             if client is None:
                 self._look_again(time)
@@ -90,6 +111,24 @@ class Schedule:
             trips.append(self.started)
             self.started += 1
         return trips
+
+    def full(self) -> bool:
+        """Whether it is time for a server step: the buffer holds K, or everybody of a Poisson cohort has arrived or failed."""
+        if self.sampled:
+            return not self.in_flight and self._gathered == self.version
+        return len(self.buffered) == self.buffer_size
+
+    def _wanted(self, arrived: int) -> int:
+        if not self.sampled:
+            return self.start.wanted(len(self.in_flight), len(self.buffered), arrived)
+        if self._gathered == self.version:
+            return 0
+        self._gathered = self.version
+        return binomial(self._cohorts[self.version], self.clients, self.buffer_size / self.clients)
+
+    def exhausted(self) -> bool:
+        """Whether nobody will ever start again: nobody is in flight, and the limits let no client take part."""
+        return self.limits is not None and not self.in_flight and not self.limits.free(self.version).any()
 
     def _look_again(self, time: float) -> None:
         """Nobody could start: ask for a wake-up, unless clients come by themselves or one is pending."""
@@ -126,20 +165,22 @@ class Schedule:
 
     def _choose(self, time: float) -> int | None:
         """A free client, each equally likely, or None."""
-        n, busy, available = self.clients, self._busy, self.available
+        n, busy, available, limits = self.clients, self._busy, self.available, self.limits
         if len(busy) >= n:
             return None
         self._draws += 1
         client = int(self.choices[self._draws] * n)
-        if available is None and client not in busy:  # nearly always
+        if available is None and limits is None and client not in busy:  # nearly always
             return client
         for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):
-            if client not in busy and (available is None or available(client, time)):
+            may = limits is None or limits.allowed(client, self.version)
+            if client not in busy and may and (available is None or available(client, time)):
                 return client
             client = int(self._draw() * n)
         if available is not None and n > _MANY:
             return None
-        free = [c for c in _not_in(busy, n) if available is None or available(c, time)]
+        allowed = None if limits is None else limits.free(self.version)
+        free = [c for c in _not_in(busy, n, allowed) if available is None or available(c, time)]
         return free[int(self._draw() * len(free))] if free else None
 
     def _draw(self) -> float:
@@ -158,6 +199,7 @@ class Schedule:
             "next_arrival": self._next_arrival,
             "origin": self._origin,
             "retry_at": self._retry_at,
+            "gathered": self._gathered,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -167,13 +209,48 @@ class Schedule:
         self.in_flight = {trip: (client, version) for trip, client, version in state["in_flight"]}
         self.buffered = list(state["buffered"])
         self._busy = {client for client, _ in self.in_flight.values()} | set(self.buffered)
-        self._retry_at = state["retry_at"]
+        self._retry_at, self._gathered = state["retry_at"], state["gathered"]
         self._wake = self._retry_at if self._next_arrival is None else self._origin + self._next_arrival
 
 
-def _not_in(busy: set[int], n: int) -> list[int]:
+def _not_in(busy: set[int], n: int, allowed: NDArray[np.bool_] | None = None) -> list[int]:
     """The clients below `n` that are not busy, in order; cheap when reached, as then nearly all are busy."""
-    taken = np.zeros(n, dtype=bool)
-    taken[list(busy)] = True
-    free: list[int] = np.flatnonzero(~taken).tolist()
-    return free
+    free = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
+    free[list(busy)] = False
+    found: list[int] = np.flatnonzero(free).tolist()
+    return found
+
+
+def binomial(uniform: float, n: int, p: float) -> int:
+    """How many of `n` come if each does with probability `p`, from one uniform number: the inverse of the distribution.
+
+    >>> binomial(0.5, 1000, 0.01), binomial(0.0, 1000, 0.01)
+    (10, 0)
+    """
+    if p >= 1.0:
+        return n
+    odds, mode = p / (1.0 - p), min(n, int((n + 1) * p))
+    at_mode = math.exp(
+        math.lgamma(n + 1)
+        - math.lgamma(mode + 1)
+        - math.lgamma(n - mode + 1)
+        + mode * math.log(p)
+        + (n - mode) * math.log1p(-p)
+    )
+    below: list[float] = []  # P(mode − 1), P(mode − 2), … down to what does not count
+    mass, k = at_mode, mode
+    while k > 0 and mass > 1e-18:
+        mass *= k / (n - k + 1) / odds
+        k -= 1
+        below.append(mass)
+    mass, total = at_mode, 0.0
+    for j, part in enumerate(reversed(below)):
+        total += part
+        if uniform < total:
+            return mode - len(below) + j
+    k = mode
+    while total + mass <= uniform and k < n and mass > 1e-18:
+        total += mass
+        mass *= (n - k) / (k + 1) * odds
+        k += 1
+    return k

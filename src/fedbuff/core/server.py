@@ -29,6 +29,7 @@ from fedbuff.core.events import (
     Woke,
 )
 from fedbuff.core.optimizers import Optimizer, sgd
+from fedbuff.core.protection import Protection
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
@@ -51,6 +52,7 @@ class Server:
     mixing         Xie et al.'s FedAsync: average models, w − y_i in place of Δ_i, so that with K = 1 and SGD
                    w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
     weights, clients, seed may be left to `fedbuff.simulate`, which knows them
+    protection     differential privacy of a server of its own (see `fedbuff.privacy.protect`); `simulate` makes its own
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Server:
         clients: Sequence[Hashable] | int | None = None,
         seed: int = 0,
         available: Availability | None = None,
+        protection: Protection | None = None,
     ) -> None:
         check.integer(1, buffer_size=buffer_size)
         check.integer(0, seed=seed)
@@ -86,9 +89,12 @@ class Server:
             if not np.isfinite(w).all():
                 raise ValueError("weights: expected finite numbers")
             self.clients = _different(range(int(clients)) if isinstance(clients, Integral) else clients)  # type: ignore[arg-type]
-            self._schedule = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available)
-            self._versions = Versions({0: w}, newest=0)
-            self._aggregation = Aggregation(w, self.optimizer, mixing)
+            if protection is not None:
+                protection.check(self)
+            limits = None if protection is None else protection.limits
+            self._schedule = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available, limits)
+            self._versions, self._protection = Versions({0: w}, newest=0), protection
+            self._aggregation = Aggregation(w, self.optimizer, mixing, self.buffer_size if self._schedule.sampled else None)
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
 
     def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
@@ -105,7 +111,7 @@ class Server:
         check.number(-np.inf, time=time)
         commands = self._orders(self._book.begin(time))
         self._begun = True
-        return commands
+        return commands + (self._go_on(time) if self._book.full() else [])
 
     def handle(self, event: Event) -> list[Command]:
         """What to do now that `event` happened."""
@@ -126,7 +132,7 @@ class Server:
         started = self._in_flight(event.trip)
         if started is None:
             return [self._unknown(event.trip)]
-        _, start_version = started
+        client, start_version = started
         staleness = self.version - start_version
         examples = event.examples if self.weight_by == "examples" else 1
         update, problem = self._acceptable(event.update, examples, staleness)
@@ -137,23 +143,34 @@ class Server:
         weight = float(self.weigh(staleness))
         if not 0.0 <= weight < np.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
-        with np.errstate(over="ignore", invalid="ignore"):  # Δ̄ ← Δ̄ + s(τ_i) Δ_i
-            refused = self._aggregation.add(update, weight, examples, self.versions[start_version])
+        factor, protection = weight, self._protection
+        if protection is not None:
+            refused, factor = protection.refusal(client, self.version), protection.factor(update, weight)
+            if refused:
+                return self._rejected(event, refused)
+        with np.errstate(over="ignore", invalid="ignore"):  # Δ̄ ← Δ̄ + s(τ_i) Δ_i, Δ_i clipped before if there is privacy
+            refused = self._aggregation.add(update, factor, examples, self.versions[start_version])
         if refused:
             return self._rejected(event, refused)
+        if protection is not None:
+            protection.admit(client, self.version)
         self._buffer.append((int(event.trip), staleness, weight))
         self.versions.release(start_version)
         self._book.arrived(int(event.trip))  # k ← k + 1
+        return self._go_on(event.time)
 
+    def _go_on(self, time: float) -> list[Command]:
         commands: list[Command] = []
-        if len(self._buffer) == self.buffer_size:  # if k == K
+        if self._book.full():  # if k == K
             commands = self._step()
-        return commands + self._start_trips(event.time)
+        commands += self._start_trips(time)
+        return commands + self._go_on(time) if self._book.full() else commands  # a Poisson cohort may be empty
 
     def _step(self) -> list[Command]:
-        trips, staleness, weights = zip(*self._buffer, strict=True)
+        trips, staleness, weights = zip(*self._buffer, strict=True) if self._buffer else ((), (), ())
+        noise = None if self._protection is None else self._protection.noise(self.version)
         with np.errstate(over="ignore", invalid="ignore"):  # too large a learning rate is for the caller to notice
-            w = self._aggregation.step(max(staleness))  # w ← w − η_g Δ̄ / K,  Δ̄ ← 0
+            w = self._aggregation.step(max(staleness, default=0), noise)  # w ← w − η_g Δ̄ / K,  Δ̄ ← 0
         cancelled = self._book.step()  # t ← t + 1
         for _, version in cancelled:
             self.versions.release(version)
@@ -163,13 +180,13 @@ class Server:
 
     def _rejected(self, event: UpdateArrived, reason: str) -> list[Command]:
         self._ended(event.trip)
-        return [UpdateRejected(event.trip, reason), *self._start_trips(event.time)]
+        return [UpdateRejected(event.trip, reason), *self._go_on(event.time)]
 
     def _trip_failed(self, event: TripFailed) -> list[Command]:
         if self._in_flight(event.trip) is None:
             return [self._unknown(event.trip)]
         self._ended(event.trip)
-        return self._start_trips(event.time)
+        return self._go_on(event.time)
 
     # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,6 +221,9 @@ class Server:
         """Everything `restore` needs to go on bit for bit: arrays, and facts ready for JSON."""
         arrays, facts = self._aggregation.state()
         arrays |= {f"version.{version}": self.versions[version] for version in self.versions}
+        if self._protection is not None:
+            spent, facts["protection"] = self._protection.state()
+            arrays |= spent
         return arrays, {"schedule": self._book.state(), "buffer": self._buffer, **facts}
 
     def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> list[Command]:
@@ -216,6 +236,8 @@ class Server:
         weights = {int(name.removeprefix("version.")): w for name, w in arrays.items() if name.startswith("version.")}
         self._versions = Versions(weights, self.version, held)
         self._aggregation.restore(self.weights, arrays, facts)
+        if self._protection is not None:
+            self._protection.restore(arrays, facts["protection"])
         self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
         self._begun = True
         return self._orders([])

@@ -94,14 +94,23 @@ class cohort:
     """`size` trips start together after every server step (FedAvg and its kin).
 
     With over-selection ⌈size · (1 + over_selection)⌉ start; what has not arrived by the step is cancelled.
+    With `poisson` every client is in a cohort with the same probability, independently, so that `size` is only the mean, as
+    differential privacy's amplification by sampling wants it. The server steps when nobody is in flight any more, who dropped
+    out is not replaced, and the sum is divided by `size` all the same.
     """
 
     size: int
     over_selection: float = 0.0
+    poisson: bool = False
 
     def __post_init__(self) -> None:
         check.integer(1, size=self.size)
         check.number(0, over_selection=self.over_selection)
+        if self.poisson and self.over_selection:
+            raise ValueError(
+                f"cohort: over_selection={self.over_selection} cancels the slowest, so with poisson=True who is in a cohort "
+                "would depend on speed; give one of them"
+            )
 
     cancels = True
 

@@ -62,6 +62,12 @@ class Ledger:
         """How often a client took part."""
         return int(self._times[client])
 
+    def rewrite(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Begin anew, as if these clients had been admitted to these steps: for who keeps a list of them elsewhere."""
+        self._times[:], self._last[:] = 0, -1
+        np.add.at(self._times, clients, 1)
+        np.maximum.at(self._last, clients, steps.astype(np.int32))
+
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything `restore` needs: arrays, of those only who took part, and facts ready for JSON."""
         who = np.flatnonzero(self._times)

@@ -89,7 +89,7 @@ def curve(metrics: Sequence[Mapping[str, Any]], target: float | None = None, poi
                 column.append(m[name] if name in COSTS else None)
         rows = len(columns["trips"])
         for name, value in m.items():
-            if name not in COSTS and name != "split":
+            if name not in COSTS and name not in ("split", "epsilon"):  # which goes by server steps, not by split
                 columns.setdefault(f"{m['split']} {name}", [None] * rows)[-1] = value
     kept = _thinned([column for name, column in columns.items() if name not in COSTS], points)
     reached = _reached(metrics, columns, target)

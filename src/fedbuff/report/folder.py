@@ -4,6 +4,8 @@ Whoever finds a summary.json finds a finished run. docs/run-folder.md describes 
 """
 
 import json
+import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +80,40 @@ class Folder:
                 f"can't write {self.path / 'metrics.jsonl'}: {e.strerror or e}; free some space and --resume"
             ) from e
 
+    def key(self) -> bytes:
+        """The secret that noise is drawn from: 32 random bytes, made once, before anything is drawn from them.
+
+        They can take the noise off the model again, so nobody else may read them and they end with the run.
+        """
+        path = self.path / "noise.key"
+        if path.exists():
+            kept = path.read_bytes()
+            if len(kept) != 32:
+                raise FolderError(f"{path} is damaged: expected 32 bytes, found {len(kept)}; the run can't go on without it")
+            return kept
+        if self._checkpoint.exists():
+            raise FolderError(
+                f"{path} is missing, and the run in {self.path} can't go on without it: its noise was drawn from it"
+            )
+        key = secrets.token_bytes(32)
+        write_atomically(path, lambda p: _write_secret(p, key))
+        return key
+
     def finish(self, trips: Arrays, weights: Arrays, metrics: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         write_trips(self.path / "trips.parquet", trips)
         write_tensors(self.path / "weights.safetensors", weights)
         self.rewrite_metrics(metrics)
         write_json(self.path / "summary.json", summary)
+        if (self.path / "noise.key").exists():
+            (self.path / "noise.key").unlink()
+            self._checkpoint.unlink(missing_ok=True)  # which holds noise too
+
+
+def _write_secret(path: Path, secret: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+        f.write(secret)
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def write_tensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:

@@ -44,6 +44,7 @@ def bar(title: str, until: "Until", quiet: bool = False) -> "Iterator[Callable[[
             facts = f"{status.trips:,} trips ({rate:,.0f}/s), {status.server_steps:,} steps"
             facts += "" if status.accuracy is None else f", accuracy {status.accuracy:.3f}"
             facts += "" if status.staleness is None else f", staleness {status.staleness:.1f}"
+            facts += "" if status.epsilon is None else f", ε {status.epsilon:.2f}"
             progress.update(shown, completed=share(status, until), facts=facts)
 
         yield report

@@ -56,6 +56,11 @@ class Run:
                 "not reached" if reached is None else f"after {reached:,} trips, {s['server_steps_to_target']:,} server steps"
             )
             rows.append((f"accuracy {s['target']:g}", found))
+        if privacy := s.get("privacy"):
+            at_the_end = f", {privacy['epsilon_at_horizon']:.3g} after {privacy['horizon']:,} server steps"
+            rows.append(
+                ("epsilon", f"{privacy['epsilon']:.3g}{at_the_end}, delta {privacy['delta']:g} ({privacy['mechanism']})")
+            )
         rows.append(("took", f"{s['wall_seconds']:.1f} s, {s['trips_per_second']:.0f} trips/s, {s['peak_memory_mb']:.0f} MB"))
         if self.folder is not None:
             rows.append(("folder", str(self.folder)))

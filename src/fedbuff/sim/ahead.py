@@ -177,7 +177,7 @@ class Ahead:
         """Where the updates are that a server step needs; waits for them if need be. They are there until `used`."""
         place = self._place
         places = [place[trip] for trip in step.trips]
-        if min(places) > 0:
+        if min(places, default=1) > 0:
             return [p - 1 for p in places]
         if 0 in places:
             missing = {trip for trip, p in zip(step.trips, places, strict=True) if not p}

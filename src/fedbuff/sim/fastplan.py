@@ -73,7 +73,8 @@ def _library() -> ctypes.CDLL | None:
 def fastest(**settings: Any) -> "Plan | FastPlan":
     """A `Plan` of these settings, compiled if that can be."""
     plan = Plan(**settings)
-    ours = type(plan.schedule.start) in (refill, arrivals, cohort) and plan.schedule.clients < _MANY_CLIENTS
+    known = type(plan.schedule.start) in (refill, arrivals, cohort) and not plan.schedule.sampled
+    ours = known and plan.schedule.clients < _MANY_CLIENTS and plan.ledger is None
     library = _library() if ours and plan.clock.availability is None else None
     return plan if library is None else FastPlan(plan, library)
 
@@ -170,6 +171,8 @@ class FastPlan:
     def now(self) -> float:
         return float(self._facts.now)
 
+    exhausted = False  # there are no limits here
+
     def upcoming(self) -> float:
         at = float(self._library.plan_upcoming(self._object))
         if math.isnan(at):
@@ -241,6 +244,7 @@ class FastPlan:
                     "next_arrival": f.next_arrival if isinstance(self._plan.schedule.start, arrivals) else None,
                     "origin": f.origin,
                     "retry_at": None,
+                    "gathered": -1,
                 },
                 "clock": {
                     "now": f.now,

@@ -13,6 +13,7 @@ from fedbuff.core.random import Draw
 from fedbuff.core.schedule import Schedule
 from fedbuff.core.staleness import Weigh
 from fedbuff.core.starting import StartingRule, arrivals
+from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timing import Sizes
@@ -39,6 +40,7 @@ class Plan:
 
     start, timing, … as in `fedbuff.simulate`
     failed        trips whose updates turned out to be unusable: the server refuses them when they arrive
+    ledger        how often clients may take part, if that is limited; what it knows is in the table of trips
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class Plan:
         dropout: float = 0.0,
         timeout: float | None = None,
         availability: windows | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.clock = Clock(timing, seed, sizes, dropout, timeout, availability)
-        self.schedule = Schedule(with_rate(start, self.clock, clients), buffer_size, clients, seed, availability)
-        self.trips = Trips()
+        self.schedule = Schedule(with_rate(start, self.clock, clients), buffer_size, clients, seed, availability, ledger)
+        self.trips, self.ledger = Trips(), ledger
         self.steps: deque[Step] = deque()
         self.failed: set[int] = set()
         self.sizes, self._examples, self._weigh = sizes, sizes.listed, weigh
@@ -83,9 +86,14 @@ class Plan:
     def now(self) -> float:
         return self.clock.now
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing will happen any more as nobody may take part again."""
+        return not self.schedule.full() and self.schedule.exhausted()
+
     def upcoming(self) -> float:
         """When the next thing happens."""
-        return self.clock.upcoming()
+        return self.clock.now if self.schedule.full() else self.clock.upcoming()
 
     def mean_in_flight(self) -> float:
         """How many trips are in flight, on average."""
@@ -98,7 +106,7 @@ class Plan:
         """Go on until a server step makes `version`; False if so many trips have ended, or so much time has passed, before."""
         schedule, trips = self.schedule, self.trips
         while schedule.version < version:
-            if trips.ended >= most_trips or (before < math.inf and self.clock.upcoming() > before):
+            if trips.ended >= most_trips or (before < math.inf and self.upcoming() > before):
                 return False
             self.advance()
         return True
@@ -116,6 +124,9 @@ class Plan:
     def advance(self) -> None:
         """Let the next thing happen."""
         schedule = self.schedule
+        if schedule.full():  # a Poisson cohort that nobody is in
+            self._step(self.clock.now)
+            return
         now, trip, ending = self.clock.next()
         if ending == WAKES:
             self._start(schedule.start_trips(now))
@@ -123,20 +134,22 @@ class Plan:
         version = schedule.version
         staleness = version - schedule.in_flight[trip][1]
         if ending == ARRIVES and staleness <= self.limit and trip not in self.failed:
+            if self.ledger is not None and (why := self.ledger.admit(schedule.in_flight[trip][0], version)):
+                raise AssertionError(f"trip {trip} was started and can't take part: {why}")
             schedule.arrived(trip)
             self.trips.end(trip, now, version, UNUSED)
             self._buffer.append(trip)
             self._staleness.append(staleness)
-            if len(self._buffer) == schedule.buffer_size:
-                self._step(now)
-                return
         else:
             schedule.ended(trip)
             refused = FAILED if trip in self.failed and staleness <= self.limit else LATE
             self.trips.end(trip, now, version, DROPPED if ending == DROPS else refused if ending == ARRIVES else LATE)
             if self.trips.ended - self._ended_at_step > patience(schedule.buffer_size):
                 raise hopeless(self.trips.ended - self._ended_at_step, now)
-        self._start(schedule.start_trips(now))
+        if schedule.full():
+            self._step(now)
+        else:
+            self._start(schedule.start_trips(now))
 
     def _step(self, now: float) -> None:
         schedule, trips = self.schedule, self.trips
@@ -198,6 +211,8 @@ class Plan:
         self.schedule.wake()  # the clock remembers it
         self._buffer, self._staleness = (list(part) for part in state["buffer"])
         self._ended_at_step, self.failed = state["ended_at_step"], set(state["failed"] if failed is None else failed)
+        if self.ledger is not None:
+            self.ledger.rewrite(*self.trips.admitted())
 
 
 def patience(buffer_size: int) -> int:

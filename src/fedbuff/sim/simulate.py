@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +14,15 @@ import numpy as np
 from fedbuff import toml
 from fedbuff.core import check
 from fedbuff.core.aggregate import Aggregation
-from fedbuff.core.random import Draw
+from fedbuff.core.random import Draw, seed_for
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
+from fedbuff.privacy.plan import Plan
+from fedbuff.privacy.protection import Protection, protect
+from fedbuff.privacy.settings import Privacy
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
 from fedbuff.sim.ahead import Ahead, horizon
@@ -42,6 +46,7 @@ def simulate(
     dropout: float = 0.0,
     timeout: float | None = None,
     availability: windows | None = None,
+    privacy: Privacy | None = None,
     evaluate_every: int | None = None,
     evaluate_share: float = 0.1,
     target: float | None = None,
@@ -59,6 +64,7 @@ def simulate(
     """Run `server` over `task` in virtual time.
 
     client, timing, dropout, timeout, availability   what clients do, how long it takes, and what goes wrong
+    privacy           differential privacy: how much, and by which mechanism
     until             when to stop, e.g. `accuracy(0.6) | trips(600_000)`
     evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight, or
     evaluate_share    so many more that evaluating takes about this share of the work at most
@@ -100,6 +106,8 @@ def simulate(
         at_the_end.callback(torch.set_num_threads, settle())
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
+        limits = {"server_steps": until.server_steps, "trips": until.trips}
+        promise = None if privacy is None else check.plain(privacy).plan(server, n, **limits)
         flat, drawn = initial_weights(task, seed)
         weights = _starting_point(server, drawn)
         plan = fastest(
@@ -114,6 +122,7 @@ def simulate(
             dropout=dropout,
             timeout=timeout,
             availability=availability,
+            ledger=promise.ledger(n) if promise else None,
         )
         tables = describe(
             dict(task.settings) if task.settings else {"python": {"object": task.name, "clients": n, "weights": len(weights)}},
@@ -123,6 +132,7 @@ def simulate(
             timing,
             availability,
             training,
+            privacy,
             name=algorithm,
             seed=seed,
             dropout=dropout,
@@ -131,17 +141,20 @@ def simulate(
             evaluate_share=evaluate_share,
             target=None if target == until.accuracy else target,
         )
-        aggregation, folder = Aggregation(weights, server.optimizer, server.mixing), None
+        divisor = server.buffer_size if promise else None  # a Poisson cohort is not always as large
+        aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
             folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
             if folder.finished:
                 return load(folder.path)
+        protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
         in_flight = plan.mean_in_flight()
         steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
         work = trainer(task, client, seed, training, flat)
         if work.note is not None:
             say(f"fedbuff: trips are trained one at a time, which is slower: {work.note}")
-        versions, updates = round(4 * in_flight) + 256, (steps + 2) * server.buffer_size + 256
+        most = server.buffer_size + round(8 * math.sqrt(server.buffer_size))  # of a Poisson cohort, others have no more
+        versions, updates = round(4 * in_flight) + 256, (steps + 2) * most + 256
         if engine == "ray":
             from fedbuff.sim.ray import OnRay
 
@@ -159,11 +172,12 @@ def simulate(
             ),
             pool=pool,
             aggregation=aggregation,
+            protection=protection,
             by_examples=server.weight_by == "examples",
             mixing=server.mixing,
             task=task,
             blocks=blocks(task),
-            until=until,
+            until=until | Until(server_steps=promise.horizon) if promise else until,
             target=target,
             evaluate_every=evaluate_every or max(1, round(in_flight), _seldom(task, evaluate_share)),
             settings=tables,
@@ -176,6 +190,13 @@ def simulate(
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
 
 
+def protected(plan: Plan, privacy: Privacy | None, clients: int, weights: int, seed: int, folder: Folder | None) -> Protection:
+    """The plan with its noise: from the run's key, which is made here if it is a new run, or from its seed."""
+    if privacy is None or privacy.noise == "seeded":
+        return protect(plan, clients, weights, seed_for(seed, "noise"), seeded=True)
+    return protect(plan, clients, weights, os.urandom(32) if folder is None else folder.key())
+
+
 def describe(
     task: toml.Table,
     server: Server,
@@ -184,6 +205,7 @@ def describe(
     timing: Draw,
     availability: windows | None,
     training: Training,
+    privacy: Privacy | None = None,
     **plain: Any,
 ) -> toml.Table:
     """The complete tables of a settings file: every setting, defaults included, None left out."""
@@ -194,6 +216,7 @@ def describe(
         "client": toml.fields_of(client),
         "timing": toml.encode(timing),
         **({"availability": toml.fields_of(availability)} if availability else {}),
+        **({"privacy": toml.fields_of(privacy)} if privacy else {}),
         "until": toml.fields_of(until),
         "training": toml.fields_of(training),
     }

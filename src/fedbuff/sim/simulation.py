@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from fedbuff import toml
 from fedbuff.core.aggregate import Aggregation, finite
+from fedbuff.core.versions import Vector
 from fedbuff.learn.task import Task
+from fedbuff.privacy.protection import Protection
 from fedbuff.report.folder import Folder
 from fedbuff.sim.ahead import Ahead
 from fedbuff.sim.fastplan import AnyPlan
@@ -30,6 +32,7 @@ from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.until import Until
 
 _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
+_EXHAUSTED = "every client has taken part as often as it may: see privacy.max_participations"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Status:
     metrics       all evaluations so far: the list itself, which grows
     ended_trips   makes the table of the trips that have ended so far, as in trips.parquet
     stopped       why the run is over, in its last status
+    epsilon       of differential privacy, spent by the last evaluation
     """
 
     trips: int
@@ -52,6 +56,7 @@ class Status:
     metrics: list[dict[str, Any]]
     ended_trips: Callable[[], dict[str, NDArray[Any]]]
     stopped: str | None
+    epsilon: float | None = None
 
 
 class Simulation:
@@ -64,6 +69,7 @@ class Simulation:
         ahead: Ahead,
         pool: Pool,
         aggregation: Aggregation,
+        protection: Protection | None,
         by_examples: bool,
         mixing: bool,
         task: Task,
@@ -74,7 +80,7 @@ class Simulation:
         settings: toml.Table,
     ) -> None:
         self.plan, self.ahead, self.pool, self.aggregation = plan, ahead, pool, aggregation
-        self.by_examples, self.mixing = by_examples, mixing
+        self.protection, self.by_examples, self.mixing = protection, by_examples, mixing
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
         self.settings = settings
         self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
@@ -169,7 +175,7 @@ class Simulation:
         if refused:
             self.refuse(refused)
             return
-        w = self.aggregation.step(max(step.staleness))
+        w = self.aggregation.step(max(step.staleness, default=0), self.noise(step))
         self.ahead.used(step, rows)
         self.plan.steps.popleft()
         self.at = step
@@ -189,16 +195,29 @@ class Simulation:
     def fill_buffer(self, step: Step, rows: list[int]) -> set[int]:
         """Add the updates in the order of their arrival; the trips whose updates the server refuses, if any."""
         table, updates, mixing = self.plan.trips.examples, self.ahead.updates, self.mixing
+        if not rows:  # a Poisson cohort that nobody came to
+            return set()
         examples = [table[trip] for trip in step.trips] if self.by_examples else [1] * len(rows)
         factors = [w * n for w, n in zip(step.weights, examples, strict=True)] if self.by_examples else step.weights
+        if self.protection:  # clipped first, then weighted
+            factors = [self.protection.factor(updates[row], w) for row, w in zip(rows, factors, strict=True)]
         if not mixing and weighted_sum(updates, rows, factors, self.aggregation.room()):
             self.aggregation.add_sum(sum(examples))
             return set()
-        for trip, row, weight, n in zip(step.trips, rows, step.weights, examples, strict=True):
+        weights = factors if self.protection else step.weights
+        for trip, row, weight, n in zip(step.trips, rows, weights, examples, strict=True):
             start = self.ahead.start(trip) if mixing else None
             if self.aggregation.add(updates[row], weight, n, start):
                 return {trip} | {t for t, r in zip(step.trips, rows, strict=True) if not finite(updates[r])}
         return set()
+
+    def noise(self, step: Step) -> Vector | None:
+        """What privacy adds to the sum of a step, once its clients have been noted: the plan has kept to their limits."""
+        if self.protection is None:
+            return None
+        for trip in step.trips:
+            self.protection.admit(self.plan.trips.client[trip], step.version - 1)
+        return self.protection.noise(step.version - 1)
 
     def first_after(self, version: int) -> int:
         """The first trip that did not start on `version` or before."""
@@ -230,9 +249,9 @@ class Simulation:
         self.collect(wait=True)
         if self.stopped is not None:
             return
-        if self.problem is not None:
+        if self.problem is not None and not self.plan.exhausted:
             raise self.problem
-        limit = self.limit()
+        limit = _EXHAUSTED if self.plan.exhausted else self.limit()
         if self.metrics[-1]["server_steps"] != self.at.version:
             self.evaluate(self.plan.trips.ended, self.plan.now)
             self.collect(wait=True)
@@ -279,9 +298,10 @@ class Simulation:
 
     def record(self, at: Step, results: dict[str, dict[str, float]]) -> None:
         now = {"trips": at.ended, "server_steps": at.version, "virtual_time": at.time}
+        spent = {"epsilon": self.protection.plan.epsilon(at.version)} if self.protection else {}
         for split, values in results.items():
             finite_ones = {name: value if math.isfinite(value) else None for name, value in values.items()}
-            self.metrics.append({**now, "split": split, **finite_ones})
+            self.metrics.append({**now, "split": split, **finite_ones, **spent})
         accuracy, u = self.accuracy(), self.until
         if self.reached is None and self.target is not None and accuracy is not None and accuracy >= self.target:
             self.reached = now
@@ -301,7 +321,8 @@ class Simulation:
         if self.stopped is not None:
             ended, now, started = trips.ended, self.ended_at, len(trips)
         table = partial(trips.arrays, ended=ended)
-        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped)
+        epsilon = self.metrics[-1].get("epsilon") if self.metrics else None
+        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped, epsilon)
         return Status(ended, at.version, now, self.accuracy(), *known)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -309,7 +330,9 @@ class Simulation:
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         aggregated, counted = self.aggregation.state()
         trained, chunks = self.ahead.state()
-        return {**aggregated, **trained, **self.plan.trips.state()}, {
+        drawn, protection = self.protection.state() if self.protection else ({}, None)
+        return {**aggregated, **trained, **self.plan.trips.state(), **drawn}, {
+            "protection": protection,
             "aggregation": counted,
             "ahead": chunks,
             "plan": self.plan.state(),
@@ -332,6 +355,8 @@ class Simulation:
         self.at, self.evaluated = Step(*facts["at"]), facts["evaluated"]
         self.ahead.restore(arrays, facts["ahead"], self.at.version)
         self.aggregation.restore(arrays[f"version.{self.at.version}"], arrays, facts["aggregation"])
+        if self.protection:
+            self.protection.restore(arrays, facts["protection"])
         self.metrics, self.reached = facts["metrics"], facts["reached"]
         self.staleness_sum, self.used = facts["staleness"]
         newest = self.at
@@ -370,6 +395,7 @@ class Simulation:
             "trips_to_target": reached.get("trips"),
             "server_steps_to_target": reached.get("server_steps"),
             "virtual_time_to_target": reached.get("virtual_time"),
+            **({"privacy": self.protection.describe(self.at.version)} if self.protection else {}),
             "versions": {
                 "fedbuff": __version__,
                 "python": platform.python_version(),

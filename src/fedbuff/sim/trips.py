@@ -109,6 +109,12 @@ class Trips:
         staleness: NDArray[np.int64] = np.array(self.end_version)[used] - np.array(self.start_version)[used]
         return staleness
 
+    def admitted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Clients whose updates came into a buffer, with the server steps taken before; once for every update."""
+        outcome = np.array(self.outcome[: len(self)])
+        rows = np.flatnonzero((outcome == USED) | (outcome == UNUSED))
+        return np.array(self.client)[rows], np.array(self.end_version)[rows]
+
     def state(self) -> dict[str, NDArray[Any]]:
         columns = {f"trips.{name}": np.array(getattr(self, name)[: len(self)]) for name in COLUMNS}
         return {**columns, "trips.order": np.array(self.order[: self.ended])}
