@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "compiled.py": set(),
     "learn": {"compiled", "core", "learn", "toml"},
     "report": {"report", "toml"},
-    "sim": {"compiled", "core", "learn", "report", "sim", "toml", "version"},
+    "sim": {"compiled", "core", "learn", "privacy", "report", "secagg", "sim", "toml", "version"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},
     "paper": {"bench", "core", "learn", "paper", "presets", "report", "settings", "sim", "toml", "tune"},
