@@ -1,7 +1,8 @@
 """One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
 
 Ways: `ours` with N worker processes; `loop`, a hand-written loop over clients on one thread; `central`, training on the
-same examples without clients, two threads (the usual "limit"). All with the tuned allocator.
+same examples without clients, two threads (the usual "limit"); `ray`; and ours with differential privacy, `tree`,
+`tree_honaker` and `blt`. All with the tuned allocator.
 """
 
 import json
@@ -18,11 +19,14 @@ from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.task import Task
+from fedbuff.privacy.plan import Mechanism
+from fedbuff.privacy.settings import Privacy
 from fedbuff.sim.simulate import simulate
 from fedbuff.sim.simulation import Status
 from fedbuff.sim.until import trips
 
 CONCURRENCY, BUFFER_SIZE = 1000, 10
+PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
 
 
 class _EnoughError(Exception):
@@ -114,7 +118,10 @@ def main(name: str, way: str, share: str) -> None:
         rate = central(workload, task, max(10, few))
     else:
         engine, workers = way.split("-")
-        how = {"engine": "ray"} if engine == "ray" else {}
+        how: dict[str, Any] = {"engine": "ray"} if engine == "ray" else {}
+        if engine in PRIVATE:
+            limits = {"max_participations": 1 << 20, "horizon": 1 << 16}
+            how["privacy"] = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[engine], **limits)
         rate = ours(workload, task, count, int(workers), **how)
     print(json.dumps({"trips_per_second": rate, "data_mb": data}), flush=True)
 

@@ -49,6 +49,27 @@ def large() -> Task:
     return _task(model, x, rng.integers(0, 10, 15_000), [10] * 1500)
 
 
+def million() -> Task:
+    """5,000 clients with ten images each, and McMahan et al.'s kind of network: most of its million weights are in one layer."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50_000, 3, 32, 32), dtype=np.float32)
+
+    def model() -> nn.Module:
+        convolutions = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        convolutions += [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(4096, 240), nn.ReLU(), nn.Linear(240, 10))
+
+    return _task(model, x, rng.integers(0, 10, 50_000), [10] * 5000)
+
+
+def perceptron() -> Task:
+    """5,000 clients with ten vectors each, and a million weights that a trip hardly takes longer for than to write them."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50_000, 784), dtype=np.float32)
+    model = lambda: nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 460), nn.ReLU(), nn.Linear(460, 10))  # noqa: E731
+    return _task(model, x, rng.integers(0, 10, 50_000), [10] * 5000)
+
+
 def sent140() -> Task:
     """20,000 clients with one to five tweets of 25 words, most of them one or two."""
     rng = np.random.default_rng(0)
@@ -76,5 +97,7 @@ WORKLOADS = {
     "sent140": Workload("Sent140 LSTM", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
     "celeba": Workload("CelebA CNN, two local steps", celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
     "logistic": Workload("logistic regression", logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
+    "million": Workload("CNN of a million weights", million, LocalSGD(lr=0.05, batch_size=32), 1500),
+    "perceptron": Workload("perceptron of a million weights", perceptron, LocalSGD(lr=0.05, batch_size=32), 5000),
     "large": Workload("ten million weights", large, LocalSGD(lr=0.05, batch_size=32), 2000),
 }

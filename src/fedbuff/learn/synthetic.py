@@ -1,7 +1,8 @@
 """synthetic(α, β): LEAF's heterogeneous classification task (Li et al., 2018), made client by client when asked.
 
 Client k labels its own inputs with its own softmax model: α controls how much the models differ between clients,
-β how much the inputs do. Nothing is stored, so a million clients cost no memory.
+β how much the inputs do; with `iid` all have the same model, and inputs around zero (Li et al.'s Synthetic-IID). Nothing is
+stored, so a million clients cost no memory.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,21 @@ class SyntheticClients(Sequence[Examples]):
     """A sequence of clients that generates each when it is asked for."""
 
     def __init__(
-        self, alpha: float, beta: float, clients: int, features: int, classes: int, max_examples: int, seed: int
+        self,
+        alpha: float,
+        beta: float,
+        clients: int,
+        features: int,
+        classes: int,
+        max_examples: int,
+        seed: int,
+        iid: bool = False,
     ) -> None:
         self.alpha, self.beta, self.features, self.classes = alpha, beta, features, classes
         self._clients, self._max_examples, self._seed = clients, max_examples, seed
         self._scale = np.arange(1, features + 1) ** -0.6  # Σ_jj = j^−1.2
+        rng = generator(seed, "synthetic model of all")
+        self._shared = (rng.normal(size=(features, classes)), rng.normal(size=classes)) if iid else None
 
     def __len__(self) -> int:
         return self._clients
@@ -45,6 +56,10 @@ class SyntheticClients(Sequence[Examples]):
 
     def draw(self, client: int, n: int, split: str) -> Examples:
         """`n` examples of a client's own distribution, other ones for every split."""
+        if self._shared is not None:
+            w, b = self._shared
+            x = self._scale * generator(self._seed, f"synthetic {split}", client).normal(size=(n, self.features))
+            return x.astype(np.float32), (x @ w + b).argmax(1)
         rng = generator(self._seed, "synthetic model", client)
         model_shift, input_shift = rng.normal(0, self.alpha**0.5), rng.normal(0, self.beta**0.5)
         w = rng.normal(model_shift, 1, (self.features, self.classes))

@@ -81,15 +81,16 @@ def synthetic(
     max_examples: int = 500,
     model: Model = linear(),
     split_seed: int = 0,
+    iid: bool = False,
 ) -> Task:
-    """The synthetic task of LEAF, for any α, β and number of clients, generated when asked for.
+    """The synthetic task of LEAF, for any α, β and number of clients, generated when asked for; `iid`: all clients are alike.
 
     Evaluated on 50 fresh examples of each of (at most) 200 clients.
     """
     check.number(0, alpha=alpha, beta=beta)
     check.integer(1, clients=clients, features=features, max_examples=max_examples)
     check.integer(2, classes=classes)
-    population = SyntheticClients(alpha, beta, clients, features, classes, max_examples, split_seed)
+    population = SyntheticClients(alpha, beta, clients, features, classes, max_examples, split_seed, iid)
     chosen = np.unique(np.linspace(0, clients - 1, min(clients, 200)).astype(int))
     drawn = [population.draw(int(client), 50, "test") for client in chosen]
     return Task(
