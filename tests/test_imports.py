@@ -18,6 +18,9 @@ MAY_IMPORT = {
     "compiled.py": set(),
     "learn": {"compiled", "core", "learn", "toml"},
     "report": {"report", "toml"},
+    "secagg": {"core", "secagg"},
+    "trusted.py": {"secagg"},
+    "secagg_demo": {"core", "secagg", "secagg_demo", "sim", "trusted"},
     "sim": {"compiled", "core", "learn", "privacy", "report", "secagg", "sim", "toml", "version"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},
@@ -65,9 +68,17 @@ def test_the_core_and_the_timeline_are_pure():
         assert outside <= {"fedbuff", "numpy"} | set(sys.stdlib_module_names), path.name
 
 
+def test_secure_aggregation_is_pure_and_needs_cryptography_in_one_file_only():
+    for path in files("secagg"):
+        outside = {name.split(".")[0] for name in imports(path)}
+        assert not outside & PURE, f"{path.name} imports {outside & PURE}"
+        extra = {"cryptography"} if path.name == "sealing.py" else set()
+        assert outside <= {"fedbuff", "numpy"} | extra | set(sys.stdlib_module_names), path.name
+
+
 def test_import_fedbuff_brings_no_heavy_library():
     heavy = ("torch", "pyarrow", "matplotlib", "optuna", "rich", "sklearn", "scipy", "PIL", "datasets")
-    heavy += ("tensorboard", "mlflow", "http.server")
+    heavy += ("tensorboard", "mlflow", "http.server", "cryptography", "fedbuff.secagg")
     code = f"import fedbuff, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | privacy | bench | presets`.
+"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | bench | privacy | secagg | presets`.
 
 Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
 stderr and exit code 2.
@@ -23,6 +23,7 @@ from fedbuff.report.files import FolderError, write_json, write_text
 from fedbuff.report.folder import write_trips
 from fedbuff.report.progress import bar
 from fedbuff.report.run import Run, load
+from fedbuff.secagg_demo.command import parser as secagg
 from fedbuff.settings import Settings, from_tables
 from fedbuff.sim.simulation import Status
 from fedbuff.toml import SettingsError, Table
@@ -581,6 +582,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--quiet", action="store_true", help="no progress")
 
     privacy_command.parser(commands)
+    secagg(commands)
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")
     sub.add_argument("name", nargs="?", metavar="NAME")
