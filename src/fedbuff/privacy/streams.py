@@ -201,7 +201,7 @@ def _counted(step: int) -> int:
 
 
 def _ahead(following: int, step: int) -> range:
-    if step < following:
+    if _counted(step) < following:
         raise ValueError(f"step {step}: its noise was released before (the next is step {following}); restore an earlier state")
     return range(following, step)
 
