@@ -288,6 +288,19 @@ def test_another_key_cannot_go_on(mechanism):
         plan.stream(5, bytes(32)).restore(*stream.state())
 
 
+@pytest.mark.parametrize("changed", [{"noise_multiplier": 2.0}, {"clip": 0.4}, {"buffer_size": 5}, {"mechanism": "gaussian"}])
+def test_a_resumed_run_cannot_have_another_plan(changed):
+    stream = planned("tree").stream(5, KEY)
+    with pytest.raises(ValueError, match=f"{next(iter(changed))}=.* began with"):
+        replace(stream.plan, **changed).stream(5, KEY).restore(*stream.state())
+
+
+def test_a_resumed_run_cannot_have_other_blt_constants():
+    stream = planned("blt", horizon=64).stream(5, KEY)
+    with pytest.raises(ValueError, match="other constants"):
+        planned("blt", horizon=65).stream(5, KEY).restore(*stream.state())
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_no_noise_beyond_the_horizon(mechanism):
     stream = planned(mechanism).stream(5, KEY)

@@ -258,14 +258,21 @@ class Planned:
     def state(self) -> tuple[dict[str, noise.Noise], dict[str, Any]]:
         """Everything `restore` needs but the key: arrays, as secret as the key, and facts ready for JSON."""
         arrays, facts = self._stream.state()
-        return arrays, {**facts, "key": self._key}
+        return arrays, {**facts, "key": self._key, **self._fixed()}
 
     def restore(self, arrays: dict[str, noise.Noise], facts: dict[str, Any]) -> None:
+        for name, value in self._fixed().items():
+            if facts[name] != value:
+                raise ValueError(f"{name}={value}: this run began with {name}={facts[name]}, and its epsilon is for that")
         if facts["key"] != self._key:
             raise ValueError(
                 "noise key: this run began with another one; with a new key, its noise would be drawn a second time"
             )
         self._stream.restore(arrays, facts)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What may not change within a run; horizon and restarts may, for one that becomes longer."""
+        return {name: getattr(self.plan, name) for name in ("mechanism", "clip", "noise_multiplier", "buffer_size")}
 
 
 def plan(
