@@ -527,18 +527,19 @@ def test_an_audit_with_secure_noise_and_several_participations():
 
 
 def test_an_audit_sees_the_gross_mistakes(monkeypatch):
-    """Noise divided by K twice, √levels forgotten, no clip, a client twice: each far above the claim."""
-    right = made("tree", horizon=63, epsilon=6.0)
-    wrong = {"divided twice": replace(right, noise_multiplier=right.noise_multiplier / 10)}
-    wrong["no levels"] = replace(right, noise_multiplier=right.noise_multiplier / math.sqrt(6))
-    for mistake in wrong.values():
-        scored = lambda: audit.audit(mistake, 5, seeded=True, canaries=500)  # noqa: B023, E731
-        with monkeypatch.context() as patch:
-            patch.setattr(Plan, "epsilon", lambda self, *a, **k: 6.0)  # what it would have claimed
-            assert scored()["epsilon_lower_bound_gdp"] > 8.0 and scored()["exceeds_claim"]
+    """Noise divided by K twice, √levels forgotten, no clip: each made on the real path, each above the claim."""
+    right, step = made("tree", horizon=63, epsilon=6.0), Aggregation.step
+    found = lambda p: audit.audit(p, 5, seeded=True, canaries=400)  # noqa: E731
+    assert not found(right)["exceeds_claim"]
+    with monkeypatch.context() as patch:  # K = 10
+        patch.setattr(Aggregation, "step", lambda self, staleness, noise: step(self, staleness, noise / 10))
+        assert found(right)["exceeds_claim"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "epsilon", lambda self: accounting.epsilon(right.noise_multiplier / right.sensitivity(), 1e-7))
+        assert found(replace(right, noise_multiplier=right.noise_multiplier / right.sensitivity()))["exceeds_claim"]
     with monkeypatch.context() as patch:
         patch.setattr(Plan, "factor", lambda self, update, weight=1.0: weight)
-        assert audit.audit(right, 5, seeded=True, canaries=500)["exceeds_claim"]
+        assert found(right)["exceeds_claim"]
 
 
 def test_estimators_stay_below_a_known_gaussian_mechanism():
