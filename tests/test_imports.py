@@ -17,6 +17,9 @@ MAY_IMPORT = {
     "core": {"core"},
     "compiled.py": set(),
     "learn": {"compiled", "core", "learn", "toml"},
+    "normals.py": {"compiled"},
+    "privacy": {"core", "normals", "privacy"},
+    "privacy_command.py": {"privacy", "toml"},
     "report": {"report", "toml"},
     "secagg": {"core", "secagg"},
     "trusted.py": {"secagg"},
@@ -74,6 +77,20 @@ def test_secure_aggregation_is_pure_and_needs_cryptography_in_one_file_only():
         assert not outside & PURE, f"{path.name} imports {outside & PURE}"
         extra = {"cryptography"} if path.name == "sealing.py" else set()
         assert outside <= {"fedbuff", "numpy"} | extra | set(sys.stdlib_module_names), path.name
+
+
+def test_privacy_is_pure_and_its_libraries_are_imported_late():
+    """No clock, file, thread or global random number; what fedbuff[privacy] installs is needed by a call, not by the import."""
+    for path in files("privacy"):
+        outside = {name.split(".")[0] for name in imports(path)}
+        assert not outside & PURE, f"{path.name} imports {outside & PURE}"
+        assert outside <= {"fedbuff", "numpy", "cryptography", "dp_accounting", "scipy"} | set(sys.stdlib_module_names), (
+            path.name
+        )
+    late = ("cryptography", "dp_accounting", "scipy", "torch")
+    code = f"import fedbuff.privacy_command, sys; print([m for m in {late} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_import_fedbuff_brings_no_heavy_library():

@@ -26,6 +26,7 @@ from fedbuff.privacy.settings import Privacy
 from fedbuff.report.files import FolderError
 from fedbuff.report.run import Run, load
 from fedbuff.sim.availability import windows
+from fedbuff.sim.secure import SecureAggregation
 from fedbuff.sim.simulate import simulate
 from fedbuff.sim.timeline import Timeline, timeline
 from fedbuff.sim.timing import (
@@ -48,6 +49,7 @@ __all__ = [
     "LocalSGD",
     "Privacy",
     "Run",
+    "SecureAggregation",
     "Server",
     "SettingsError",
     "StartTrip",

@@ -1,4 +1,4 @@
-"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | bench | privacy | secagg | presets`.
+"""The command line: `fedbuff run | compare | demo | timeline | show | report | tune | paper | bench | privacy | secagg | …`.
 
 Everything here is thin: it reads settings, calls what the Python API calls, and prints. A user's mistake is one line on
 stderr and exit code 2.

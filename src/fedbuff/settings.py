@@ -37,7 +37,8 @@ from fedbuff.presets import PRESETS
 from fedbuff.privacy.settings import Privacy
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
-from fedbuff.sim.simulate import describe, simulate
+from fedbuff.sim.secure import SecureAggregation
+from fedbuff.sim.simulate import agree, describe, simulate
 from fedbuff.sim.timing import Sizes, Timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.toml import SettingsError, Table
@@ -91,6 +92,7 @@ class Settings:
     timeout: float | None = None
     availability: windows | None = None
     privacy: Privacy | None = None
+    secure_aggregation: SecureAggregation | None = None
     evaluate_every: int | None = None
     evaluate_share: float = 0.1
     target: float | None = None
@@ -107,6 +109,8 @@ class Settings:
         if self.evaluate_every is not None:
             check.integer(1, evaluate_every=self.evaluate_every)
         check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
+        if self.secure_aggregation is not None:
+            agree(self.secure_aggregation, self.server, self.privacy)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
             limits = {"server_steps": self.until.server_steps, "trips": self.until.trips}
@@ -138,7 +142,7 @@ class Settings:
             )
         }
         parts = (self.server, self.client, self.until, self.timing, self.availability, self.training, self.privacy)
-        return describe(task, *parts, **plain)
+        return describe(task, *parts, self.secure_aggregation, **plain)
 
 
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +162,11 @@ def from_tables(tables: Table) -> Settings:
             client=client,
             until=toml.decode(Until, tables["until"], "until"),
             training=toml.decode(Training, tables.get("training", {}), "training"),
-            privacy=toml.decode(Privacy, tables["privacy"], "privacy") if "privacy" in tables else None,
+            **{
+                key: toml.decode(kind, tables[key], key)
+                for key, kind in (("privacy", Privacy), ("secure_aggregation", SecureAggregation))
+                if key in tables
+            },
             name=toml.decode_value(str, tables.get("name", name), "name"),
             **_plain(tables, "seed", "evaluate_every", "evaluate_share", "target"),
             **_clock(tables),

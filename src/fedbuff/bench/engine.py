@@ -74,6 +74,7 @@ def microseconds_per_trip(concurrency: int, clients: int, weights: int, count: i
         pool=pool,
         aggregation=Aggregation(w, momentum(1.0, 0.9)),
         protection=None,
+        secure=None,
         by_examples=False,
         mixing=False,
         task=NoTask(),  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ same examples without clients, two threads (the usual "limit"); `ray`; and ours 
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,11 +21,17 @@ from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.task import Task
 from fedbuff.privacy.plan import Mechanism
 from fedbuff.privacy.settings import Privacy
+from fedbuff.sim.secure import SecureAggregation
 from fedbuff.sim.simulate import simulate
 from fedbuff.sim.simulation import Status
 from fedbuff.sim.until import trips
 
 CONCURRENCY, BUFFER_SIZE = 1000, 10
+SECURE: dict[str, Literal["plain", "enclave", "helpers"]] = {
+    "fixed": "plain",
+    "enclave": "enclave",
+    "helpers": "helpers",
+}
 PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
 
 
@@ -120,8 +126,11 @@ def main(name: str, way: str, share: str) -> None:
         engine, workers = way.split("-")
         how: dict[str, Any] = {"engine": "ray"} if engine == "ray" else {}
         if engine in PRIVATE:
-            limits = {"max_participations": 1 << 20, "horizon": 1 << 16}
-            how["privacy"] = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[engine], **limits)
+            how["privacy"] = Privacy(
+                1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[engine], max_participations=1 << 20, horizon=1 << 16
+            )
+        elif engine in SECURE:
+            how["secure_aggregation"] = SecureAggregation(SECURE[engine], clip=1.0)
         rate = ours(workload, task, count, int(workers), **how)
     print(json.dumps({"trips_per_second": rate, "data_mb": data}), flush=True)
 

@@ -50,7 +50,7 @@ def large() -> Task:
 
 
 def million() -> Task:
-    """5,000 clients with ten images each, and McMahan et al.'s kind of network: most of its million weights are in one layer."""
+    """5,000 clients with ten images each; most of the million weights are in one layer, as in McMahan et al."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((50_000, 3, 32, 32), dtype=np.float32)
 

@@ -5,6 +5,7 @@ steps, so `exact` is the analytic formula of Balle and Wang (2018). `pld` (priva
 cohorts, and as exact as its grid; `rdp` (Rényi) is an upper bound, some 5 % higher, and shown beside as a cross-check.
 """
 
+import functools
 import math
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ def effective_noise(epsilon: float, delta: float, accountant: Accountant = "exac
     return _calibrate(da.GaussianDpEvent, epsilon, delta, accountant, relation, 0.9 * exact, 2 * exact)
 
 
+@functools.cache  # seconds with `pld`
 def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """Of `steps` steps with independent noise, each on a cohort in which every client is with probability `rate`."""
     da = _library()

@@ -8,27 +8,8 @@ The bound on one client's share of the sum is what all noise is measured by.
 
 import math
 
-import numpy as np
-
-from fedbuff.core.versions import Vector
-
 # The factor, the weight, their product and its product with a number are each rounded once, by at most 2^−24 in float32.
 _ROOM = 1.0 - 2.0**-22
-_CHUNK = 8192  # so few that BLAS does not start its threads, which get in the way of those who train
-
-
-def norm(update: Vector) -> float:
-    """The L2 norm over the whole update, added up in float64; not finite if anything in it is not."""
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        square = 0.0
-        for at in range(0, len(update), _CHUNK):
-            x = update[at : at + _CHUNK].astype(np.float64)
-            square += float(np.dot(x, x))
-        if 1e-280 < square < math.inf or not len(update):
-            return math.sqrt(square)
-        x = update.astype(np.float64, copy=False)
-        largest = float(np.abs(x).max())  # squares that over- or underflow, unless it is all zeros or not finite
-        return largest * math.sqrt(float(np.sum((x / largest) ** 2))) if 0.0 < largest < math.inf else largest
 
 
 def clip_factor(norm: float, clip: float) -> float | None:

@@ -20,11 +20,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbuff.core import check
+from fedbuff.core.norm import norm
 from fedbuff.core.staleness import Weigh
 from fedbuff.core.versions import Vector
 from fedbuff.privacy import accounting, noise, sensitivity, streams
 from fedbuff.privacy.accounting import Accountant
-from fedbuff.privacy.clip import clip_factor, norm
+from fedbuff.privacy.clip import clip_factor
 from fedbuff.privacy.ledger import Ledger
 
 Mechanism = Literal["tree", "tree-honaker", "blt", "gaussian"]
@@ -170,6 +171,11 @@ class Plan:
         decay, weight = sensitivity.constants(self.restart_every or self.horizon)
         return streams.blt(draw, scale, decay, weight, self.restart_every)
 
+    def largest_increment(self) -> float:
+        """What no number of a step's noise exceeds, but for one draw in 10^30: room to keep for it among integers."""
+        nodes = (self.restart_every or self.horizon).bit_length() + 1 if self.mechanism.startswith("tree") else 4
+        return 12.0 * self.noise_multiplier * self.clip * math.sqrt(nodes)
+
     def ledger(self, clients: int) -> Ledger:
         """Who may take part, by this plan's limits; for Poisson-sampled cohorts there are none but once in a cohort."""
         return Ledger(clients, self.max_participations, self.min_separation)
@@ -258,14 +264,21 @@ class Planned:
     def state(self) -> tuple[dict[str, noise.Noise], dict[str, Any]]:
         """Everything `restore` needs but the key: arrays, as secret as the key, and facts ready for JSON."""
         arrays, facts = self._stream.state()
-        return arrays, {**facts, "key": self._key}
+        return arrays, {**facts, "key": self._key, **self._fixed()}
 
     def restore(self, arrays: dict[str, noise.Noise], facts: dict[str, Any]) -> None:
+        for name, value in self._fixed().items():
+            if facts[name] != value:
+                raise ValueError(f"{name}={value}: this run began with {name}={facts[name]}, and its epsilon is for that")
         if facts["key"] != self._key:
             raise ValueError(
                 "noise key: this run began with another one; with a new key, its noise would be drawn a second time"
             )
         self._stream.restore(arrays, facts)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What may not change within a run; horizon and restarts may, for one that becomes longer."""
+        return {name: getattr(self.plan, name) for name in ("mechanism", "clip", "noise_multiplier", "buffer_size")}
 
 
 def plan(

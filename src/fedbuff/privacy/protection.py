@@ -60,6 +60,10 @@ class Protection:
         self.limits.restore(arrays, facts["ledger"])
         self._stream.restore(arrays, facts["noise"])
 
+    def spent(self, steps: int) -> float:
+        """Epsilon after so many server steps, at once: for Poisson cohorts by RDP, an upper bound, as PLD takes seconds."""
+        return self.plan.epsilon(steps, "rdp" if self.plan.sampling_rate is not None else None)
+
     def describe(self, steps: int) -> dict[str, Any]:
         """For a run's summary, after so many server steps."""
         return self.plan.describe(steps, self.seeded)

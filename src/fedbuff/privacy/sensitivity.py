@@ -32,7 +32,7 @@ def of_gaussian(steps: int, max_participations: int, min_separation: int = 1) ->
 
 
 def of_tree(steps: int, max_participations: int = 1, min_separation: int = 1) -> float:
-    """The tree's, with Honaker's averages or without: exact if b ≤ 32 and k ≤ 8 or k = 1, else a bound."""
+    """The tree's, of all its nodes: what Honaker's averages release. Exact if b ≤ 32 and k ≤ 8 or k = 1, else a bound."""
     k = _times(steps, max_participations, min_separation)
     if k <= 1:
         return float(levels(steps) * k)

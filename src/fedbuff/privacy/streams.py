@@ -182,9 +182,12 @@ class blt:
         return self._scale * x
 
     def state(self) -> tuple[dict[str, Noise], dict[str, Any]]:
-        return {f"noise.{j}": buffer.copy() for j, buffer in enumerate(self._buffers)}, {"step": self._next}
+        facts = {"step": self._next, "decay": list(self._decay), "weight": list(self._weight)}
+        return {f"noise.{j}": buffer.copy() for j, buffer in enumerate(self._buffers)}, facts
 
     def restore(self, arrays: dict[str, Noise], facts: dict[str, Any]) -> None:
+        if [*facts["decay"], *facts["weight"]] != [*self._decay, *self._weight]:
+            raise ValueError("blt: this run began with other constants, and its noise goes on with those only")
         self._buffers = [np.array(arrays[f"noise.{j}"]) for j in range(len(self._decay)) if f"noise.{j}" in arrays]
         self._next = facts["step"]
 
@@ -201,7 +204,7 @@ def _counted(step: int) -> int:
 
 
 def _ahead(following: int, step: int) -> range:
-    if step < following:
+    if _counted(step) < following:
         raise ValueError(f"step {step}: its noise was released before (the next is step {following}); restore an earlier state")
     return range(following, step)
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.core import check
+from fedbuff.core.norm import norm
 
 RING = 1 << 31  # sums in Z_2³², read as two's complement, are below this
 FIELD = 1 << 30  # sums mod 2³¹ − 1, read around zero, are below this
 
-_CHUNK = 8192  # small enough for BLAS to stay on one thread, which is faster here
 # the factor is rounded to float32, and so is each product: this much less, and no product exceeds the exact one
 _SHY = 1.0 - 2.0**-22
 
@@ -93,12 +93,3 @@ def finest_scale(clip: float, terms: int, limit: int, noise: float = 0.0) -> flo
 def fits(clip: float, scale: float, terms: int, limit: int, noise: float = 0.0) -> bool:
     """Whether `terms` integers of size up to clip · scale, and the noise, add up to less than `limit` whatever they are."""
     return terms * math.floor(clip * scale) + math.ceil(noise * scale) < limit
-
-
-def norm(vector: NDArray[Any]) -> float:
-    """The length of a vector, added up in double precision."""
-    total = 0.0
-    for at in range(0, len(vector), _CHUNK):
-        chunk = vector[at : at + _CHUNK].astype(np.float64)
-        total += float(np.dot(chunk, chunk))
-    return math.sqrt(total) if total >= 0 else math.nan

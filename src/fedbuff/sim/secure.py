@@ -19,7 +19,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,10 @@ from numpy.typing import NDArray
 from fedbuff.core import check
 from fedbuff.core.random import unit
 from fedbuff.core.staleness import Weigh
+from fedbuff.core.starting import cohort
 
 if TYPE_CHECKING:
+    from fedbuff.core.server import Server
     from fedbuff.secagg.policy import TaskPolicy
 
 Noise = Callable[[int], NDArray[np.float64]]  # server step -> increment, on the sum, in units of the update
@@ -72,9 +74,9 @@ class SecureAggregation:
     helpers, recovery, privacy   the committee: N hold shares, any U recover the sum, any T know nothing
     """
 
-    mode: str
+    mode: Literal["plain", "enclave", "helpers"]
     clip: float
-    like: str = "enclave"
+    like: Literal["enclave", "helpers"] = "enclave"
     max_staleness: int = 1000
     dropout: float = 0.0
     helpers: int = 8
@@ -87,6 +89,16 @@ class SecureAggregation:
         check.number(0, above=True, clip=self.clip)
         check.integer(0, max_staleness=self.max_staleness)
         check.number(0, 1, below=True, dropout=self.dropout)
+
+    def check(self, server: "Server") -> None:
+        """Refuse a server whose buffers can't be added up so."""
+        if server.mixing or server.weight_by != "uniform":
+            what = "mixing=True" if server.mixing else f"weight_by={server.weight_by!r}"
+            raise ValueError(f"{what}: a masked update can only be weighed by its staleness; leave it out")
+        if isinstance(server.start, cohort) and server.start.poisson:
+            raise ValueError("poisson=True: a secure buffer is released at exactly K updates, a Poisson cohort has any number")
+        if server.buffer_size < 2:
+            raise ValueError(f"buffer_size={server.buffer_size}: the sum of one update hides nothing; expected at least 2")
 
     def policy(
         self, length: int, buffer_size: int, weigh: Weigh, noise: bool = False, noise_bound: float = 0.0
@@ -251,7 +263,7 @@ class HelpersBuffer:
         rows: Sequence[int],
     ) -> NDArray[np.float64]:
         """As `Buffer` says."""
-        from fedbuff.secagg.fixed_point import norm
+        from fedbuff.core.norm import norm
 
         _within(self.policy, staleness)
         server = self._server

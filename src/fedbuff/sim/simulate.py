@@ -29,6 +29,7 @@ from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
+from fedbuff.sim.secure import Buffer, SecureAggregation
 from fedbuff.sim.simulation import Simulation, Status
 from fedbuff.sim.timing import Sizes, half_normal
 from fedbuff.sim.until import Until
@@ -47,6 +48,7 @@ def simulate(
     timeout: float | None = None,
     availability: windows | None = None,
     privacy: Privacy | None = None,
+    secure_aggregation: SecureAggregation | None = None,
     evaluate_every: int | None = None,
     evaluate_share: float = 0.1,
     target: float | None = None,
@@ -65,6 +67,7 @@ def simulate(
 
     client, timing, dropout, timeout, availability   what clients do, how long it takes, and what goes wrong
     privacy           differential privacy: how much, and by which mechanism
+    secure_aggregation   how a buffer is added up without seeing its updates
     until             when to stop, e.g. `accuracy(0.6) | trips(600_000)`
     evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight, or
     evaluate_share    so many more that evaluating takes about this share of the work at most
@@ -108,13 +111,18 @@ def simulate(
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}
         promise = None if privacy is None else check.plain(privacy).plan(server, n, **limits)
+        stalest = server.max_staleness
+        if secure_aggregation is not None:
+            agree(check.plain(secure_aggregation), server, privacy)
+            ends = secure_aggregation.max_staleness
+            stalest = ends if stalest is None else min(stalest, ends)
         flat, drawn = initial_weights(task, seed)
         weights = _starting_point(server, drawn)
         plan = fastest(
             start=server.start,
             buffer_size=server.buffer_size,
             weigh=server.weigh,
-            max_staleness=server.max_staleness,
+            max_staleness=stalest,
             clients=n,
             sizes=Sizes(task.sizes() or task.examples),
             timing=timing,
@@ -133,6 +141,7 @@ def simulate(
             availability,
             training,
             privacy,
+            secure_aggregation,
             name=algorithm,
             seed=seed,
             dropout=dropout,
@@ -173,6 +182,7 @@ def simulate(
             pool=pool,
             aggregation=aggregation,
             protection=protection,
+            secure=partial(unseen, secure_aggregation, server, len(weights), seed, protection) if secure_aggregation else None,
             by_examples=server.weight_by == "examples",
             mixing=server.mixing,
             task=task,
@@ -197,6 +207,24 @@ def protected(plan: Plan, privacy: Privacy | None, clients: int, weights: int, s
     return protect(plan, clients, weights, os.urandom(32) if folder is None else folder.key())
 
 
+def agree(secure: SecureAggregation, server: Server, privacy: Privacy | None) -> None:
+    """Check that a server, secure aggregation and privacy go together."""
+    secure.check(server)
+    if privacy is not None and privacy.clip != secure.clip:
+        raise ValueError(
+            f"privacy.clip={privacy.clip:g}, secure_aggregation.clip={secure.clip:g}: clients clip once, make them equal"
+        )
+
+
+def unseen(
+    secure: SecureAggregation, server: Server, weights: int, seed: int, protection: Protection | None, version: int
+) -> Buffer:
+    """The parties of secure aggregation, from this version on."""
+    bound = protection.plan.largest_increment() if protection else 0.0
+    noise = protection.noise if protection else None
+    return secure.buffer(weights, server.buffer_size, server.weigh, seed, version, noise, bound)
+
+
 def describe(
     task: toml.Table,
     server: Server,
@@ -206,6 +234,7 @@ def describe(
     availability: windows | None,
     training: Training,
     privacy: Privacy | None = None,
+    secure_aggregation: SecureAggregation | None = None,
     **plain: Any,
 ) -> toml.Table:
     """The complete tables of a settings file: every setting, defaults included, None left out."""
@@ -217,6 +246,7 @@ def describe(
         "timing": toml.encode(timing),
         **({"availability": toml.fields_of(availability)} if availability else {}),
         **({"privacy": toml.fields_of(privacy)} if privacy else {}),
+        **({"secure_aggregation": toml.fields_of(secure_aggregation)} if secure_aggregation else {}),
         "until": toml.fields_of(until),
         "training": toml.fields_of(training),
     }

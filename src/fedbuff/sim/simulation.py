@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fedbuff import toml
 from fedbuff.core.aggregate import Aggregation, finite
-from fedbuff.core.versions import Vector
 from fedbuff.learn.task import Task
 from fedbuff.privacy.protection import Protection
 from fedbuff.report.folder import Folder
@@ -28,6 +27,7 @@ from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.memory import own_peak_mb, together_mb
 from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import Block, Pool
+from fedbuff.sim.secure import Buffer, NotFiniteError
 from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.until import Until
 
@@ -70,6 +70,7 @@ class Simulation:
         pool: Pool,
         aggregation: Aggregation,
         protection: Protection | None,
+        secure: Callable[[int], Buffer] | None,
         by_examples: bool,
         mixing: bool,
         task: Task,
@@ -81,6 +82,8 @@ class Simulation:
     ) -> None:
         self.plan, self.ahead, self.pool, self.aggregation = plan, ahead, pool, aggregation
         self.protection, self.by_examples, self.mixing = protection, by_examples, mixing
+        self.make_secure = secure
+        self.secure: Buffer | None = None  # made at the version that it begins with
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
         self.settings = settings
         self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
@@ -175,7 +178,9 @@ class Simulation:
         if refused:
             self.refuse(refused)
             return
-        w = self.aggregation.step(max(step.staleness, default=0), self.noise(step))
+        self.admit(step)
+        noise = self.protection.noise(step.version - 1) if self.protection and not self.make_secure else None
+        w = self.aggregation.step(max(step.staleness, default=0), noise)
         self.ahead.used(step, rows)
         self.plan.steps.popleft()
         self.at = step
@@ -197,6 +202,8 @@ class Simulation:
         table, updates, mixing = self.plan.trips.examples, self.ahead.updates, self.mixing
         if not rows:  # a Poisson cohort that nobody came to
             return set()
+        if self.make_secure:
+            return self.fill_unseen(step, rows)
         examples = [table[trip] for trip in step.trips] if self.by_examples else [1] * len(rows)
         factors = [w * n for w, n in zip(step.weights, examples, strict=True)] if self.by_examples else step.weights
         if self.protection:  # clipped first, then weighted
@@ -211,13 +218,25 @@ class Simulation:
                 return {trip} | {t for t, r in zip(step.trips, rows, strict=True) if not finite(updates[r])}
         return set()
 
-    def noise(self, step: Step) -> Vector | None:
-        """What privacy adds to the sum of a step, once its clients have been noted: the plan has kept to their limits."""
-        if self.protection is None:
-            return None
-        for trip in step.trips:
-            self.protection.admit(self.plan.trips.client[trip], step.version - 1)
-        return self.protection.noise(step.version - 1)
+    def fill_unseen(self, step: Step, rows: list[int]) -> set[int]:
+        """The same through secure aggregation: only the sum is seen, with privacy's noise in it."""
+        if self.secure is None:
+            assert self.make_secure is not None
+            self.secure = self.make_secure(step.version - 1)
+        clients = [self.plan.trips.client[trip] for trip in step.trips]
+        try:
+            total = self.secure.sum(step.version - 1, step.trips, clients, step.staleness, self.ahead.updates, rows)
+        except NotFiniteError as e:
+            return {step.trips[place] for place in e.places}
+        np.copyto(self.aggregation.room(), total, casting="same_kind")
+        self.aggregation.add_sum(len(rows))
+        return set()
+
+    def admit(self, step: Step) -> None:
+        """Note who is part of a server step: the plan has kept to their limits."""
+        if self.protection is not None:
+            for trip in step.trips:
+                self.protection.admit(self.plan.trips.client[trip], step.version - 1)
 
     def first_after(self, version: int) -> int:
         """The first trip that did not start on `version` or before."""
@@ -298,7 +317,7 @@ class Simulation:
 
     def record(self, at: Step, results: dict[str, dict[str, float]]) -> None:
         now = {"trips": at.ended, "server_steps": at.version, "virtual_time": at.time}
-        spent = {"epsilon": self.protection.plan.epsilon(at.version)} if self.protection else {}
+        spent = {"epsilon": self.protection.spent(at.version)} if self.protection else {}
         for split, values in results.items():
             finite_ones = {name: value if math.isfinite(value) else None for name, value in values.items()}
             self.metrics.append({**now, "split": split, **finite_ones, **spent})
