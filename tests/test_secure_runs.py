@@ -45,7 +45,7 @@ def test_fixed_point_is_near_what_floats_give(task):
 
 def test_updates_that_are_not_finite_are_refused_as_without(task):
     """A client whose examples are infinite has an update that is not a number: nobody sends it."""
-    broken = [(x * (np.inf if client == 3 else 1.0), y) for client, (x, y) in enumerate(task.clients)]
+    broken = [(x + (np.float32(np.inf) if client == 3 else np.float32(0)), y) for client, (x, y) in enumerate(task.clients)]
     bad = fb.Task(model=task.model, loss=task.loss, clients=broken, evaluate=task.splits["test"])
     for mode in ("plain", "enclave", "helpers"):
         _, found = weights(bad, fb.SecureAggregation(mode, 100.0), steps=40)
