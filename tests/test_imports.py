@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "sim": {"compiled", "core", "learn", "privacy", "report", "secagg", "sim", "toml", "version"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},
-    "paper": {"bench", "core", "learn", "paper", "presets", "report", "settings", "sim", "toml", "tune"},
+    "paper": {"bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"},
     "tune.py": {"core", "presets", "report", "settings", "sim", "toml"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "sim/trips.py"]

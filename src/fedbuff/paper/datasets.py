@@ -94,9 +94,20 @@ SIZES = Dataset(
     reduced="log-normally many examples each; a stand-in for the paper's data, so only the shape of the result can be compared",
 )
 
+ALIKE = Dataset(
+    "synthetic-iid",
+    "synthetic clients, all alike",
+    {"synthetic": {"clients": 20_000, "max_examples": 10, "iid": True}},
+    target=0.8,
+    paper="sent140",
+    rate=2000.0,
+    clients=20_000,
+    reduced="a stand-in for the paper's data, so only the shape of the result can be compared",
+)
+
 NO_DATA = Dataset("none", "no data", {}, target=0.0, paper="", rate=1.0)
 
-DATASETS = {d.name: d for d in (CIFAR10, CELEBA, SENT140, DIGITS, SIZES)}
+DATASETS = {d.name: d for d in (CIFAR10, CELEBA, SENT140, DIGITS, SIZES, ALIKE)}
 REAL = ("cifar10", "celeba", "sent140")
 
 _LESS = {"cifar10": (0.45, 40_000), "celeba": (0.80, 30_000), "sent140": (0.62, 30_000)}

@@ -19,6 +19,7 @@ from fedbuff.paper.fig_bias import FIG_BIAS
 from fedbuff.paper.fig_concurrency import FIG_CONCURRENCY
 from fedbuff.paper.fig_curves import FIG_CURVES
 from fedbuff.paper.fig_delays import FIG_DELAYS
+from fedbuff.paper.fig_dp import FIG_DP
 from fedbuff.paper.fig_progress import FIG_PROGRESS
 from fedbuff.paper.fig_rounds import FIG_ROUNDS
 from fedbuff.paper.fig_stragglers import FIG_STRAGGLERS
@@ -50,6 +51,7 @@ EXPERIMENTS = {
         FIG_STRAGGLERS,
         FIG_BIAS,
         FIG_CURVES,
+        FIG_DP,
         THEOREM,
     )
 }
@@ -140,7 +142,7 @@ def about(experiment: Experiment, ask: Ask, needed: dict[str, Table]) -> Table:
     """What a reader must know to judge the numbers."""
     dataset = ask.dataset
     used = list(dict.fromkeys(tables["name"] for tables in needed.values()))
-    untuned = [methods.TITLES[m] for m in used if not methods.is_tuned(dataset, ask.tuned, m)]
+    untuned = [methods.TITLES[m] for m in used if m in methods.TITLES and not methods.is_tuned(dataset, ask.tuned, m)]
     notes = [f"untuned learning rates: {', '.join(untuned)}"] if untuned else []
     return {
         "experiment": experiment.name,

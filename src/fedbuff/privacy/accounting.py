@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 Accountant = Literal["exact", "pld", "rdp"]
+_HARDLY_ANY = 0.05  # noise: then epsilon is in the hundreds, and an upper bound will do
 
 
 def epsilon(effective: float, delta: float, accountant: Accountant = "exact") -> float:
@@ -36,6 +37,8 @@ def effective_noise(epsilon: float, delta: float, accountant: Accountant = "exac
 @functools.cache  # seconds with `pld`
 def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """Of `steps` steps with independent noise, each on a cohort in which every client is with probability `rate`."""
+    if noise_multiplier < _HARDLY_ANY:  # PLD's grid would not fit into memory; as if everybody were in every cohort
+        return epsilon(noise_multiplier / math.sqrt(steps), delta, "exact" if accountant == "pld" else accountant)
     da = _library()
     event = da.SelfComposedDpEvent(da.PoissonSampledDpEvent(rate, da.GaussianDpEvent(noise_multiplier)), steps)
     return _epsilon(event, delta, accountant, da.NeighboringRelation.ADD_OR_REMOVE_ONE)
