@@ -165,11 +165,13 @@ def test_privacy_and_cost_are_shown_if_a_run_has_them(run_folders, tmp_path, rep
     folder = tmp_path / "private"
     shutil.copytree(run_folders / "FedBuff-seed0", folder)
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"privacy": {"epsilon": 3.25, "delta": 1e-5}, "cost": {"up": {"bytes": 123456}}}
+    limits = "What it does not cover, in a paragraph of its own. " * 4
+    summary |= {"privacy": {"epsilon": 3.25, "delta": 1e-5, "limits": limits}, "cost": {"up": {"bytes": 123456}}}
     (folder / "summary.json").write_text(json.dumps(summary))
     made = Document(html.report([folder, run_folders / "FedAvg-seed0"]))
     assert made.tables["privacy"][1:] == [["epsilon", "3.25", "–"], ["delta", "1e-05", "–"]]
     assert made.tables["cost"][1:] == [["up.bytes", "123,456", "–"]]
+    assert limits in made.text
 
 
 def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, tmp_path):

@@ -26,6 +26,7 @@ from fedbuff.report.run import load
 
 _COLOURS = 7  # in page.css
 _BINS = 40  # of a histogram, at most
+_LONG = 120  # characters of a fact: then it is no cell of a table
 _EVALUATIONS = 20_000  # shared by the curves of a page, so that many runs still make a small file
 
 
@@ -332,8 +333,10 @@ def _facts_table(groups: Sequence[Group], name: str) -> str:
     keys = dict.fromkeys(key for column in columns for key in column)
     if not keys:
         return ""
-    body = [[key.replace("_", " "), *(column.get(key, "–") for column in columns)] for key in keys]
-    return table(["", *(group.name for group in groups)], body, name.capitalize(), name)
+    long = {key for key in keys for column in columns if len(column.get(key, "")) > _LONG}
+    body = [[key.replace("_", " "), *(column.get(key, "–") for column in columns)] for key in keys if key not in long]
+    texts = dict.fromkeys(column[key] for key in keys if key in long for column in columns if key in column)
+    return table(["", *(group.name for group in groups)], body, name.capitalize(), name) + "".join(map(paragraph, texts))
 
 
 def _plain(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
