@@ -227,7 +227,7 @@ def bench(args: argparse.Namespace) -> None:
     from fedbuff.bench.bench import bench as run_bench
     from fedbuff.sim.workers import cores
 
-    parts = (*SPEED, "large", "engine")
+    parts = (*SPEED, "large", "layers", "engine")
     chosen = args.only.split(",") if args.only else parts
     for name in chosen:
         if name not in parts:
@@ -572,7 +572,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--title", help="of the page (default: the folders' names)")
 
     sub = command(bench, "How fast this machine trains, beside a per-client loop and centralised training.")
-    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large (memory), engine; default: all")
+    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large, layers, engine; default: all")
     sub.add_argument("--repeats", type=int, default=5, help="measurements of each, alternating (5)")
     sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
     sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")

@@ -21,6 +21,8 @@ from fedbuff.sim.workers import cores
 from fedbuff.version import __version__
 
 SPEED = ("cifar", "sent140", "celeba", "logistic")
+LAYERS = {"cifar": ("tree", "blt", "enclave"), "million": ("tree", "blt", "enclave")}  # on top of ours
+COSTS = {"tree": 0.10, "blt": 0.10, "enclave": 0.05}  # of trips per second, at most
 GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
 
 
@@ -40,6 +42,8 @@ def bench(
     if "large" in workloads:
         result["large"] = measure("large", f"ours-{workers}", share)
         say(f"ten million weights: {result['large']['peak_mb']:,.0f} MB")
+    if "layers" in workloads:
+        result["layers"] = layers(repeats, share, workers, say)
     if "engine" in workloads:
         result["engine"] = engine(repeats, say)
     return result
@@ -90,6 +94,21 @@ def summary(found: dict[str, list[dict[str, float]]], workers: int) -> dict[str,
         result["ray / here, one worker"] = ratio("ray-1", "ours-1")
         result["ray, workers / one"] = ratio(f"ray-{workers}", "ray-1")
     return result
+
+
+def layers(repeats: int, share: float, workers: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """What differential privacy and secure aggregation cost: the share of trips per second that is lost to each."""
+    lost: dict[str, dict[str, float]] = {}
+    for name, ways in LAYERS.items():
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        for repeat in range(repeats):
+            plain = measure(name, f"ours-{workers}", share)["trips_per_second"]
+            for way in ways:
+                rate = measure(name, f"{way}-{workers}", share)["trips_per_second"]
+                found[way].append(1.0 - rate / plain)
+                say(f"{name} {repeat + 1}/{repeats} {way}: {rate:,.0f} trips/s, {plain:,.0f} without")
+        lost[name] = {way: median(values) for way, values in found.items()}
+    return lost
 
 
 def engine(repeats: int, say: Callable[[str], None]) -> list[dict[str, float]]:
@@ -152,6 +171,12 @@ def tables(result: dict[str, Any]) -> str:
             "",
             f"ten million weights: {beyond:,.0f} MB beyond the data, {result['large']['trips_per_second']:.1f} trips/s",
         ]
+    if "layers" in result:
+        ways = list(COSTS)
+        lines += ["", f"| trips per second lost to | {' | '.join(ways)} |", "|---|" + "---:|" * len(ways)]
+        for name, lost in result["layers"].items():
+            cells = [f"{100 * lost[way]:.1f} % (≤ {100 * COSTS[way]:g} %)" for way in ways]
+            lines += [f"| {name} | {' | '.join(cells)} |"]
     if "engine" in result:
         lines += ["", "| concurrency | clients | weights | engine, µs per trip |", "|---:|---:|---:|---:|"]
         for row in result["engine"]:

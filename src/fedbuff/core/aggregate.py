@@ -57,9 +57,9 @@ class Aggregation:
 
         `noise` is added to the sum Δ̄ before the division, in its own precision: a noise stream's increment.
         """
-        mean = (self._sum if noise is None else (self._sum + noise).astype(self._sum.dtype, copy=False)) / (
-            self._divisor or self._count
-        )
+        if noise is not None:
+            np.add(self._sum, noise, out=self._sum, casting="same_kind")
+        mean = self._sum / (self._divisor or self._count)
         w, self._optimizer_state = self._optimizer.step(self.weights, mean, self._optimizer_state, staleness)
         self.weights = w.astype(self.weights.dtype, copy=False)
         self.clear()

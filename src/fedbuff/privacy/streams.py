@@ -22,6 +22,7 @@ import numpy as np
 
 from fedbuff.privacy.noise import Draw, Noise
 
+_BLOCK = 8192  # numbers
 _KEPT = 4  # levels of nodes that are remembered: they leave the prefix sum soon, and are 15 of 16
 
 
@@ -173,13 +174,16 @@ class blt:
         x = self._draw(number, 0, leaf)
         if leaf == 0:
             self._buffers = [np.zeros_like(x) for _ in self._decay]
-        for weight, buffer in zip(self._weight, self._buffers, strict=True):
-            x -= weight * buffer
-        for decay, buffer in zip(self._decay, self._buffers, strict=True):
-            buffer *= decay
-            buffer += x
+        for at in range(0, len(x), _BLOCK):  # what is at hand stays in the cache
+            part, buffers = x[at : at + _BLOCK], [buffer[at : at + _BLOCK] for buffer in self._buffers]
+            for weight, buffer in zip(self._weight, buffers, strict=True):
+                part -= weight * buffer
+            for decay, buffer in zip(self._decay, buffers, strict=True):
+                buffer *= decay
+                buffer += part
+            part *= self._scale
         self._next = step + 1
-        return self._scale * x
+        return x
 
     def state(self) -> tuple[dict[str, Noise], dict[str, Any]]:
         facts = {"step": self._next, "decay": list(self._decay), "weight": list(self._weight)}
