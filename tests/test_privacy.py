@@ -22,7 +22,6 @@ from fedbuff.privacy.constants import BLT
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.privacy.plan import MECHANISMS, Plan, plan
 
-
 VECTORS = json.loads(Path(__file__).with_name("dp_vectors.json").read_text())
 EXACT, RDP, PLD = 1e-6, 1e-6, 1e-3  # tolerances, as the vectors state them
 KEY = bytes(range(32))

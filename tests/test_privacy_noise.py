@@ -20,8 +20,6 @@ from fedbuff.normals import normals, slow_normals
 from fedbuff.privacy import noise, sensitivity
 from fedbuff.privacy.plan import MECHANISMS, Plan
 
-pytest.importorskip("cryptography", reason="fedbuff[privacy] is not installed")
-
 KEY = bytes(range(32))
 DRAWS = 100_000
 T = 16
