@@ -1,5 +1,7 @@
 """A buffer's sum in one pass is the sum of one update after another, bit for bit."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.optimizers import sgd
+from fedbuff.norm import norm, slow_squares, squares
 from fedbuff.sim.sums import weighted_sum
 
 
@@ -36,3 +39,21 @@ def test_what_is_not_finite_is_seen(bad, column):
 
 def test_other_types_are_left_to_numpy():
     assert weighted_sum(np.ones((2, 3), np.float16), [0], [1.0], np.empty(3, np.float16)) is None
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 40_000), st.sampled_from([np.float32, np.float64]))
+def test_norms_are_the_same_compiled_and_not(seed, length, dtype):
+    x = np.random.default_rng(seed).standard_normal(length).astype(dtype)
+    assert squares(x) == slow_squares(x) == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_the_norm_of_what_is_not_finite_is_not_finite(bad):
+    assert not math.isfinite(norm(np.array([1.0, bad, 2.0], np.float32)))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_norms_neither_over_nor_underflow(scale):
+    assert norm(np.array([3.0, 4.0]) * scale) == pytest.approx(5.0 * scale)
+    assert norm(np.zeros(5, np.float32)) == norm(np.zeros(0, np.float32)) == 0.0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.core import check
-from fedbuff.core.norm import norm
+from fedbuff.norm import norm
 
 RING = 1 << 31  # sums in Z_2³², read as two's complement, are below this
 FIELD = 1 << 30  # sums mod 2³¹ − 1, read around zero, are below this

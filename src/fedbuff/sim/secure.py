@@ -263,7 +263,7 @@ class HelpersBuffer:
         rows: Sequence[int],
     ) -> NDArray[np.float64]:
         """As `Buffer` says."""
-        from fedbuff.core.norm import norm
+        from fedbuff.norm import norm
 
         _within(self.policy, staleness)
         server = self._server
