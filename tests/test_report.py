@@ -154,7 +154,7 @@ def test_settings_stand_side_by_side_and_what_differs_is_marked(report):
     assert rows["server.buffer_size"] == ["20", "◆ 4"]
     assert rows["server.start.refill.concurrency"] == ["–", "◆ 20"]
     assert "seed" not in rows
-    assert list(rows).index("server.start.cohort.size") + 2 >= list(rows).index("server.start.refill.concurrency")
+    assert list(rows).index("server.start.cohort.size") + 3 >= list(rows).index("server.start.refill.concurrency")
     same = {row[0]: row[1] for row in report.tables["same"]}
     assert same["client.lr"] == "0.1"
     assert not set(same) & set(rows) - {""}

@@ -44,6 +44,7 @@ def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: flo
     return _epsilon(event, delta, accountant, da.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
+@functools.cache
 def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """What `sampled_epsilon` is the inverse of. `pld` takes up to a minute."""
     da = _library()
