@@ -101,6 +101,8 @@ ALIKE = Dataset(
     target=0.8,
     paper="sent140",
     rate=2000.0,
+    concurrency=100,
+    trips=20_000,
     clients=20_000,
     reduced="a stand-in for the paper's data, so only the shape of the result can be compared",
 )

@@ -212,7 +212,7 @@ def body(kept: Table, figure: str) -> list[str]:
 def kept_results(out: Path, experiment: Experiment) -> list[tuple[Path, Table]]:
     """The results of an experiment that are there, in the order of its datasets, full ones before quick ones."""
     found = []
-    names = [*experiment.datasets, experiment.quick, "result"]
+    names = dict.fromkeys((*experiment.datasets, experiment.quick, "result"))
     for name in (*names, *(f"{name}-quick" for name in names)):
         path = out / experiment.name / f"{name}.json"
         if path.is_file():
