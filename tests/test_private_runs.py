@@ -159,6 +159,15 @@ def test_a_cohort_that_nobody_is_in_is_a_step_of_noise_alone(task):
     assert found.summary["server_steps"] == 60 and len(np.unique(used)) < 60
 
 
+def test_a_poisson_cohort_is_divided_by_its_mean_size_without_privacy_too(task):
+    """An empty one then is a step of nothing, not of 0 / 0."""
+    server = fb.Server(start=fb.cohort(2, poisson=True), buffer_size=2, weigh=fb.constant(1.0))
+    found = run(server, task, None, steps=40, training=fb.Training(batched=False))
+    assert found.summary["server_steps"] == 40
+    weights, _ = lockstep(server, task, CLIENT, found.summary["trips"], seed=3)
+    assert equal(found.weights, weights)
+
+
 def test_over_selection_and_poisson_exclude_each_other():
     with pytest.raises(ValueError, match="would depend on speed"):
         fb.cohort(10, over_selection=0.3, poisson=True)

@@ -16,6 +16,7 @@ from fedbuff.core import check
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.random import Draw, seed_for
 from fedbuff.core.server import SETTINGS, Server
+from fedbuff.core.starting import cohort
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
@@ -150,7 +151,8 @@ def simulate(
             evaluate_share=evaluate_share,
             target=None if target == until.accuracy else target,
         )
-        divisor = server.buffer_size if promise else None  # a Poisson cohort is not always as large
+        sampled = isinstance(server.start, cohort) and server.start.poisson
+        divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
         aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
             folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
