@@ -27,14 +27,7 @@ class Protection:
         self._stream = stream
 
     def check(self, server: "Server") -> None:
-        self.plan.check(
-            weigh=server.weigh,
-            weight_by=server.weight_by,
-            mixing=server.mixing,
-            buffer_size=server.buffer_size,
-            max_staleness=server.max_staleness,
-            poisson=isinstance(server.start, cohort) and server.start.poisson,
-        )
+        check(self.plan, server)
 
     def factor(self, update: Vector, weight: float) -> float:
         """Not a number for an update that is not finite: whoever adds it up refuses it for that."""
@@ -67,6 +60,18 @@ class Protection:
     def describe(self, steps: int) -> dict[str, Any]:
         """For a run's summary, after so many server steps."""
         return self.plan.describe(steps, self.seeded)
+
+
+def check(plan: Plan, server: "Server") -> None:
+    """Refuse a server for which the plan does not hold. A Poisson cohort that claims no amplification is as good as any."""
+    plan.check(
+        weigh=server.weigh,
+        weight_by=server.weight_by,
+        mixing=server.mixing,
+        buffer_size=server.buffer_size,
+        max_staleness=server.max_staleness,
+        poisson=plan.sampling_rate is not None and isinstance(server.start, cohort) and server.start.poisson,
+    )
 
 
 def protect(plan: Plan, clients: int, dimension: int, key: bytes | int, seeded: bool = False) -> Protection:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedbuff.core import check
 from fedbuff.core.starting import cohort
+from fedbuff.privacy import protection
 from fedbuff.privacy.plan import Mechanism, Plan, plan
 
 if TYPE_CHECKING:
@@ -72,12 +73,5 @@ class Privacy:
             completion=self.completion,
             accountant=self.accountant,
         )
-        made.check(
-            weigh=server.weigh,
-            weight_by=server.weight_by,
-            mixing=server.mixing,
-            buffer_size=size,
-            max_staleness=server.max_staleness,
-            poisson=poisson and self.max_participations is None,
-        )
+        protection.check(made, server)
         return made
