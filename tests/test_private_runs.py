@@ -168,6 +168,11 @@ def test_a_poisson_cohort_is_divided_by_its_mean_size_without_privacy_too(task):
     assert equal(found.weights, weights)
 
 
+def test_a_poisson_cohort_is_not_weighted_by_examples():
+    with pytest.raises(ValueError, match="use 'uniform'"):
+        fb.Server(start=fb.cohort(2, poisson=True), buffer_size=2, weight_by="examples")
+
+
 def test_over_selection_and_poisson_exclude_each_other():
     with pytest.raises(ValueError, match="would depend on speed"):
         fb.cohort(10, over_selection=0.3, poisson=True)
@@ -220,6 +225,9 @@ def test_a_killed_private_run_goes_on_with_the_same_noise(mechanism, tmp_path):
     for name in ("weights.safetensors", "trips.parquet", "metrics.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
     assert not (out / "noise.key").exists() and not (out / "checkpoint" / "state.safetensors").exists()
+    (out / "noise.key").write_bytes(bytes(32))  # as if it had been killed right before it was deleted
+    subprocess.run(start, check=True, capture_output=True)
+    assert not (out / "noise.key").exists()
     assert "secret key" in json.loads((out / "summary.json").read_text())["privacy"]["noise"]
     other = tmp_path / "other"
     subprocess.run(command(["run", file, "--out", other, "--quiet", "--workers", "1"]), check=True, capture_output=True)

@@ -32,7 +32,7 @@ from fedbuff.core.optimizers import Optimizer, sgd
 from fedbuff.core.protection import Protection
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial
-from fedbuff.core.starting import StartingRule
+from fedbuff.core.starting import StartingRule, cohort
 from fedbuff.core.versions import Vector, Versions
 
 _UNBOUND = "this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()"
@@ -76,6 +76,10 @@ class Server:
         check.one_of(("uniform", "examples"), weight_by=weight_by)
         if max_staleness is not None:
             check.integer(0, max_staleness=max_staleness)
+        if weight_by == "examples" and isinstance(start, cohort) and start.poisson:
+            raise ValueError(
+                "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"
+            )
         self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
         self.buffer_size = int(buffer_size)
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing

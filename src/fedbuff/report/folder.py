@@ -104,9 +104,13 @@ class Folder:
         write_tensors(self.path / "weights.safetensors", weights)
         self.rewrite_metrics(metrics)
         write_json(self.path / "summary.json", summary)
+        self.forget_key()
+
+    def forget_key(self) -> None:
+        """Delete the key of a finished run, and the checkpoint, which holds noise too."""
         if (self.path / "noise.key").exists():
+            self._checkpoint.unlink(missing_ok=True)
             (self.path / "noise.key").unlink()
-            self._checkpoint.unlink(missing_ok=True)  # which holds noise too
 
 
 def _write_secret(path: Path, secret: bytes) -> None:

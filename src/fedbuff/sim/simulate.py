@@ -157,6 +157,7 @@ def simulate(
         if out is not None:  # before anything that takes time
             folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
             if folder.finished:
+                folder.forget_key()  # it was killed right before
                 return load(folder.path)
         protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
         in_flight = plan.mean_in_flight()
