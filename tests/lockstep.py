@@ -9,7 +9,7 @@ from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.plan import with_rate
 from fedbuff.sim.timing import Sizes, half_normal
-from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
 
 def lockstep(

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "paper": {"bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"},
     "tune.py": {"core", "presets", "report", "settings", "sim", "toml"},
 }
-TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "sim/trips.py"]
+TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "core/trips.py"]
 
 
 def imports(path: Path) -> set[str]:

@@ -12,7 +12,7 @@ import fedbuff as fb
 from fedbuff.sim.fastplan import FastPlan, fastest
 from fedbuff.sim.plan import Plan
 from fedbuff.sim.timing import Sizes
-from fedbuff.sim.trips import COLUMNS
+from fedbuff.core.trips import COLUMNS
 
 TIMINGS = [
     fb.half_normal(1.0),

@@ -29,6 +29,7 @@ from fedbuff.core.optimizers import adam, delay_adaptive, momentum, sgd
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.staleness import constant, cutoff, hinge, polynomial
 from fedbuff.core.starting import arrivals, cohort, refill
+from fedbuff.deploy.settings import Deployment
 from fedbuff.learn import tasks
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
@@ -97,6 +98,7 @@ class Settings:
     evaluate_share: float = 0.1
     target: float | None = None
     training: Training = Training()
+    deploy: Deployment | None = None
 
     def __post_init__(self) -> None:
         """What only `simulate` would find out, so that a comparison does not stop at its fifth run."""
@@ -123,7 +125,7 @@ class Settings:
             task = make(**arguments)
         except ValueError as e:
             raise SettingsError(f"task.{make.__name__}: {e}") from e
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "server", "name")}
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "server", "name", "deploy")}
         return simulate(self.server, task, algorithm=self.name, **parts, **how)
 
     def tables(self) -> Table:
@@ -142,7 +144,8 @@ class Settings:
             )
         }
         parts = (self.server, self.client, self.until, self.timing, self.availability, self.training, self.privacy)
-        return describe(task, *parts, self.secure_aggregation, **plain)
+        tables = describe(task, *parts, self.secure_aggregation, **plain)
+        return tables if self.deploy is None else {**tables, "deploy": toml.fields_of(self.deploy)}
 
 
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,7 +167,7 @@ def from_tables(tables: Table) -> Settings:
             training=toml.decode(Training, tables.get("training", {}), "training"),
             **{
                 key: toml.decode(kind, tables[key], key)
-                for key, kind in (("privacy", Privacy), ("secure_aggregation", SecureAggregation))
+                for key, kind in (("privacy", Privacy), ("secure_aggregation", SecureAggregation), ("deploy", Deployment))
                 if key in tables
             },
             name=toml.decode_value(str, tables.get("name", name), "name"),

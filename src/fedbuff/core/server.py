@@ -207,6 +207,11 @@ class Server:
         return self.versions[self.versions.newest]
 
     @property
+    def begun(self) -> bool:
+        """Whether `begin` was called, here or by the server whose state was restored."""
+        return self._begun
+
+    @property
     def version(self) -> int:
         """How many server steps were taken."""
         return self._book.version
@@ -220,6 +225,11 @@ class Server:
     def in_flight(self) -> dict[int, tuple[Hashable, int]]:
         """Trips in flight: trip -> (client, start version)."""
         return {trip: (self.clients[client], version) for trip, (client, version) in self._book.in_flight.items()}
+
+    def started(self, trip: int) -> tuple[Any, int] | None:
+        """Client and start version of a trip, if it is in flight."""
+        found = self._in_flight(trip)
+        return None if found is None else (self.clients[found[0]], found[1])
 
     def state(self) -> tuple[dict[str, Vector], dict[str, Any]]:
         """Everything `restore` needs to go on bit for bit: arrays, and facts ready for JSON."""

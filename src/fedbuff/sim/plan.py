@@ -17,7 +17,7 @@ from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timing import Sizes
-from fedbuff.sim.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
 _HOPELESS = 20_000  # trips
 

@@ -1,0 +1,1 @@
+"""FedBuff over a network: the same core that was simulated, driven by real clients. Flower is one file of it."""

@@ -1,0 +1,194 @@
+"""The books: the server, who is there, and what became of every trip. All of it follows from the journal's records.
+
+    commands = books.apply(record, blob)      # live, then written to the journal; or read from it
+
+A live run and its replay go through `apply` and nothing else, so a journal brings back everything, bit for bit: after a crash
+from the last checkpoint on, or from the beginning.
+
+Records are facts as JSON, and the bytes of an update:
+
+    begin                            the run began
+    present  clients, up             these clients can be reached, or no longer
+    update   trip, examples + bytes  an update that passed every check of ours
+    failed   trip, reason            a trip that ended without one
+    woke                             a time has come that the server had asked for
+    strike   gateway, client, reason something that no honest client sends; the n-th one shuts it out
+    refused  gateway, trip, reason   something that came too late or twice, which happens to the honest
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbuff.core.events import CancelTrip, Command, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Woke
+from fedbuff.core.server import Server
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, UNUSED, Trips
+
+Record = dict[str, Any]
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Present:
+    """Which clients can be reached, and are not shut out: what the server's schedule asks before it starts a trip."""
+
+    retry = 1.0  # seconds until it looks again when nobody was there
+
+    def __init__(self, clients: int) -> None:
+        self._up = np.zeros(clients, bool)
+        self._out: set[int] = set()
+
+    @property
+    def share(self) -> float:
+        return max(float(self._up.mean()), 0.01)
+
+    def __len__(self) -> int:
+        return int(self._up.sum())
+
+    def __call__(self, client: int, time: float) -> bool:
+        return bool(self._up[client]) and client not in self._out
+
+    def up(self, client: int) -> bool:
+        return bool(self._up[client])
+
+    def set(self, clients: Iterable[int], up: bool) -> None:
+        self._up[list(clients)] = up
+
+    def shut_out(self, client: int) -> None:
+        self._out.add(client)
+
+    def state(self) -> dict[str, Any]:
+        return {"up": ranges_of(np.flatnonzero(self._up).tolist()), "out": sorted(self._out)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._up[:] = False
+        self._up[list(numbers_in(state["up"]))] = True
+        self._out = set(state["out"])
+
+
+@dataclass
+class Counts:
+    """What was sent to us that we did not use, and by whom."""
+
+    refused: Counter[str]
+    strikes: Counter[str]  # "client 7", "gateway north"
+
+
+class Books:
+    """Everything that a journal brings back.
+
+    strikes   so many bad messages shut a client out, or a gateway with all its clients
+    """
+
+    def __init__(self, server: Server, present: Present, strikes: int = 5) -> None:
+        self.server, self.present, self._strikes = server, present, strikes
+        self.trips, self.counts, self.time = Trips(), Counts(Counter(), Counter()), 0.0
+        self.wake: float | None = None
+
+    def apply(self, record: Record, blob: bytes | memoryview = b"") -> list[Command]:
+        """Let it have happened."""
+        self.time = now = float(record["time"])
+        kind = record["kind"]
+        if kind == "begin":
+            return self._noted(self.server.begin(now), now)
+        if kind == "present":
+            self.present.set(numbers_in(record["clients"]), record["up"])
+            return self._noted(self.server.handle(Woke(now)), now)
+        if kind == "woke":
+            self.wake = None
+            return self._noted(self.server.handle(Woke(now)), now)
+        if kind == "update":
+            return self._update(record["trip"], blob, record["examples"], now)
+        if kind == "failed":
+            return self._failed(record["trip"], record["reason"], now)
+        if kind in ("strike", "refused"):
+            return self._counted(record)
+        raise ValueError(f"the journal has a record of kind {kind!r}, which this version of fedbuff does not know")
+
+    def shut_out(self, who: str) -> bool:
+        return self.counts.strikes[who] >= self._strikes
+
+    def _update(self, trip: int, blob: bytes | memoryview, examples: int, now: float) -> list[Command]:
+        trips, version = self.trips, self.server.version
+        commands = self.server.handle(UpdateArrived(trip, np.frombuffer(blob, self.server.weights.dtype), examples, now))
+        refused = bool(commands) and isinstance(commands[0], UpdateRejected)
+        trips.examples[trip] = examples
+        trips.end(trip, now, version, FAILED if refused else UNUSED)
+        return self._noted(commands, now)
+
+    def _failed(self, trip: int, reason: str, now: float) -> list[Command]:
+        self.counts.refused[reason] += 1
+        self.trips.end(trip, now, self.server.version, DROPPED)
+        return self._noted(self.server.handle(TripFailed(trip, reason, now)), now)
+
+    def _counted(self, record: Record) -> list[Command]:
+        self.counts.refused[record["reason"]] += 1
+        if record["kind"] == "strike":
+            client = record.get("client")
+            who = f"gateway {record['gateway']}" if client is None else f"client {client}"
+            self.counts.strikes[who] += 1
+            if client is not None and self.shut_out(who):
+                self.present.shut_out(client)
+        return []
+
+    def _noted(self, commands: list[Command], now: float) -> list[Command]:
+        """Note in the table of trips what the server has ordered."""
+        for command in commands:
+            match command:
+                case StartTrip(_, client, version):
+                    self.trips.started(client, -1, now, version)
+                case StepTaken(version, trips, _, weights):
+                    for trip, weight in zip(trips, weights, strict=True):
+                        self.trips.used(trip, weight, version)
+                case CancelTrip(trip):
+                    self.trips.end(trip, now, self.server.version, CANCELLED)
+                case UpdateRejected(_, reason):
+                    self.counts.refused[reason] += 1
+                case _:
+                    self.wake = command.at
+        return commands
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As of a checkpoint: arrays, and facts ready for JSON."""
+        arrays, facts = self.server.state()
+        return {**arrays, **self.trips.state()}, {
+            "server": facts,
+            "present": self.present.state(),
+            "refused": dict(self.counts.refused),
+            "strikes": dict(self.counts.strikes),
+            "time": self.time,
+            "wake": self.wake,
+        }
+
+    def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        self.present.restore(facts["present"])
+        self.server.restore({name: a for name, a in arrays.items() if not name.startswith("trips.")}, facts["server"])
+        self.trips.restore(arrays)
+        self.counts = Counts(Counter(facts["refused"]), Counter(facts["strikes"]))
+        self.time, self.wake = facts["time"], facts["wake"]
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Numbers as ranges, both ends included.
+
+    >>> ranges_of([4, 0, 1, 2])
+    ((0, 2), (4, 4))
+    """
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def numbers_in(ranges: Iterable[tuple[int, int]]) -> Iterable[int]:
+    """The numbers of ranges.
+
+    >>> list(numbers_in([(0, 2), (4, 4)]))
+    [0, 1, 2, 4]
+    """
+    return (number for first, last in ranges for number in range(first, last + 1))

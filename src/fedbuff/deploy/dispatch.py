@@ -1,0 +1,371 @@
+"""Who is sent what: trips become messages to gateways, and reports become facts for the books. No clock and no network in here.
+
+    dispatch.online({node: name, …}, now)              # who is there
+    dispatch.reported(message, data, now)              # a gateway has answered
+    dispatch.lost(message, now)                        # it never will
+    dispatch.tick(now)                                 # deadlines
+    for record, blob in dispatch.records(): …          # what happened: onto the disk before …
+    for node, orders in dispatch.messages(): …         # … anything leaves, since orders acknowledge it
+
+Networks lose and repeat messages, and processes die. What makes that harmless: an order may be sent again (a gateway that has
+the result answers with it), a result may come again (the trip is not in flight any more, so it is counted and dropped), and a
+gateway keeps a result until it is told to forget it. A trip that is not back at its deadline has failed, and frees its slot.
+
+Gateways authenticate (to Flower's SuperLink), and each stands for certain clients. Whatever does not come from the gateway of a
+trip's client, or is no proper update, is refused with a reason, and is a strike.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedbuff.core.events import CancelTrip, Command, StartTrip
+from fedbuff.core.trips import FAILED, UNUSED, USED
+from fedbuff.deploy.books import Books, Ranges, Record, numbers_in, ranges_of
+from fedbuff.deploy.settings import Deployment
+from fedbuff.deploy.wire import MalformedError, Order, Orders, Report, Result
+from fedbuff.norm import norm
+
+# why something was refused: few, so that they can be counted
+DEADLINE, PROBLEM = "deadline", "client failed"
+UNKNOWN, ANOTHERS, TWICE, LATE = "unknown trip", "another client's trip", "sent twice", "too late"
+OVER = "the run is over"
+SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE = "wrong size", "not finite", "norm too large", "bad number of examples", "too often"
+MALFORMED, OTHER_JOB, NOT_ITS_CLIENTS = "malformed report", "another run's report", "clients that are not its own"
+STRIKES = (UNKNOWN, ANOTHERS, SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE, MALFORMED, NOT_ITS_CLIENTS)
+_ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips whose result was here before
+_MINUTE = 60.0
+_MOST_EXAMPLES = 1 << 53
+
+
+@dataclass
+class Gateway:
+    """What we know of a gateway; it is known by its registered name, or by its node if it has none."""
+
+    name: str
+    node: int | None = None
+    clients: frozenset[int] | None = None  # None: not asked yet
+    queue: deque[int] = field(default_factory=deque)  # trips to be sent
+    sent: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # message -> its number, trips
+    forget: set[int] = field(default_factory=set)
+    greeted: bool = False
+    messages: int = 0
+    last_seen: float = 0.0
+    problem: str = ""
+
+
+class Dispatch:
+    """The server's half of the protocol.
+
+    job    names this run; a report of another one is of no use
+    sgd    a digest of how clients train
+    over   whether the run is at its end, and why: asked before each update, as several steps may be in one report
+    """
+
+    def __init__(
+        self, books: Books, deployment: Deployment, job: str, sgd: str = "", over: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self.books, self.deployment, self.job, self._sgd, self._over = books, deployment, job, sgd, over
+        self.gateways: dict[str, Gateway] = {}
+        self._by_node: dict[int, Gateway] = {}
+        self._gateway_of: dict[int, Gateway] = {}  # by client
+        self._owner: dict[str, Gateway] = {}  # of messages that are out
+        self._overtaken: dict[str, int] = {}  # gateway -> the newest message that it has answered
+        self._records: list[tuple[Record, bytes | memoryview]] = []
+        self._answered: dict[int, deque[float]] = {}  # client -> when it reported, in the last minute
+        self._closing = False
+        self._young: deque[int] = deque(sorted(books.server.in_flight))  # trips in the order of their start
+        for name in deployment.gateways:
+            self._known(name).clients = frozenset(numbers_in(deployment.clients_of(name)))
+            self._bind(self.gateways[name])
+
+    # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, now: float) -> None:
+        """The first time; after a restart, `go_on`."""
+        self._happened({"kind": "begin", "time": now})
+
+    def go_on(self, now: float) -> None:
+        """After a restart: whoever was there has to show up again, and trips in flight are ordered again, as needed."""
+        up = self.books.present.state()["up"]
+        if up:
+            self._happened({"kind": "present", "clients": up, "up": False, "time": now})
+        for trip in self.books.server.in_flight:
+            self._queue(trip)
+
+    def online(self, nodes: Mapping[int, str], now: float) -> None:
+        """These nodes can be reached now."""
+        for node, name in nodes.items():
+            gateway = self._known(name or str(node))
+            if gateway.node != node:
+                if gateway.node is not None:
+                    self._by_node.pop(gateway.node, None)
+                gateway.node, gateway.greeted = node, False
+                self._by_node[node] = gateway
+                gateway.last_seen = now
+        for gateway in list(self.gateways.values()):
+            if gateway.node is not None and gateway.node not in nodes:
+                self._gone(gateway, now)
+
+    def reported(self, message: str, data: bytes | memoryview, now: float) -> None:
+        """The answer to a message, from the gateway that it was sent to."""
+        gateway = self._owner.pop(message, None)
+        if gateway is None:
+            return
+        number, trips = gateway.sent.pop(message)
+        self._overtaken[gateway.name] = max(number, self._overtaken.get(gateway.name, -1))
+        gateway.last_seen = now
+        most = self.deployment.most_bytes(len(trips), self.books.server.weights.nbytes)
+        try:
+            if len(data) > most:
+                raise MalformedError(f"{len(data):,} bytes, expected at most {most:,}")
+            report = Report.from_bytes(data)
+        except MalformedError as e:
+            self._refuse(gateway, None, MALFORMED, now, detail=str(e))
+            self._again(trips)
+            return
+        gateway.problem = report.problem
+        if report.job != self.job:
+            self._refuse(gateway, None, OTHER_JOB, now)
+            self._again(trips)
+            return
+        if not self._introduced(gateway, report.clients, now):
+            self._again(trips)
+            return
+        for result in report.results:
+            self._result(gateway, result, now)
+        gateway.forget.update(trip for trip in report.holding if not self._wanted(trip))
+        self._again(trips)  # those that it did not report
+
+    def lost(self, message: str, now: float) -> None:
+        """A message that will not be answered: it expired, or its node went away."""
+        gateway = self._owner.pop(message, None)
+        if gateway is not None:
+            _, trips = gateway.sent.pop(message)
+            self._again(trips)
+            gateway.greeted = False
+
+    def tick(self, now: float) -> None:
+        """What time brings: deadlines, and what the server wanted to be woken for."""
+        for name, newest in self._overtaken.items():  # a gateway answers in order: what was passed over, it never got
+            sent = self.gateways[name].sent
+            for message in [m for m, (number, _) in sent.items() if number < newest]:
+                self.lost(message, now)
+        self._overtaken.clear()
+        started, limit = self.books.trips.start_time, now - self.deployment.deadline
+        while self._young and (not self._wanted(self._young[0]) or started[self._young[0]] <= limit):
+            trip = self._young.popleft()
+            if self._wanted(trip):
+                self._happened({"kind": "failed", "trip": trip, "reason": DEADLINE, "time": now})
+        if self.books.wake is not None and self.books.wake <= now and not self._closing:
+            self._happened({"kind": "woke", "time": now})
+
+    def close(self) -> None:
+        """The run is over: no trip is sent any more, and what still comes back is acknowledged and not used."""
+        self._closing = True
+        for gateway in self.gateways.values():
+            gateway.queue.clear()
+
+    @property
+    def drained(self) -> bool:
+        """After `close`: nothing is out, and everybody knows what to forget."""
+        return self._closing and not self._owner and not any(g.node is not None and g.forget for g in self.gateways.values())
+
+    # ── what follows ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def records(self) -> list[tuple[Record, bytes | memoryview]]:
+        """What has happened since the last time: it must be safe before `messages` leave."""
+        found, self._records = self._records, []
+        return found
+
+    @property
+    def outstanding(self) -> list[str]:
+        """Messages that are out."""
+        return list(self._owner)
+
+    def messages(self) -> list[tuple[int, Orders, str]]:
+        """What to send now: node, orders, and a name until `sent` says which message it became, or `lost` that it did not."""
+        found = []
+        for gateway in self.gateways.values():
+            while gateway.node is not None and len(gateway.sent) < self.deployment.messages_per_gateway:
+                orders = self._orders(gateway)
+                if orders is None:
+                    break
+                name = f"{gateway.name}/{gateway.messages}"
+                gateway.sent[name] = gateway.messages, tuple(order.trip for order in orders.trips)
+                gateway.messages += 1
+                self._owner[name] = gateway
+                found.append((gateway.node, orders, name))
+        return found
+
+    def sent(self, name: str, message: str) -> None:
+        """What `messages` called `name` left as this message."""
+        gateway = self._owner.pop(name)
+        gateway.sent[message] = gateway.sent.pop(name)
+        self._owner[message] = gateway
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _orders(self, gateway: Gateway) -> Orders | None:
+        if self.books.shut_out(f"gateway {gateway.name}"):
+            return None
+        server, trips = self.books.server, []
+        while gateway.queue and gateway.greeted and len(trips) < self.deployment.trips_per_message:
+            trip = gateway.queue.popleft()
+            if (started := server.started(trip)) is not None:
+                trips.append(Order(trip, *started))
+        if not trips and not gateway.forget and (gateway.greeted or gateway.sent):
+            return None
+        gateway.greeted = True
+        forget, gateway.forget = tuple(sorted(gateway.forget)), set()
+        versions = {order.version: server.versions[order.version] for order in trips}
+        return Orders(self.job, tuple(trips), versions, forget, self._sgd, self._closing)
+
+    def _result(self, gateway: Gateway, result: Result, now: float) -> None:
+        """One trip's result: into the books, or refused."""
+        trip = result.trip
+        reason, detail = self._refusal(gateway, result, now)
+        if reason is None:
+            update = {"kind": "update", "trip": trip, "client": result.client, "examples": result.examples}
+            self._happened({**update, "gateway": gateway.name, "seconds": result.seconds, "time": now}, result.payload)
+        else:
+            self._refuse(gateway, result.client, reason, now, trip, detail)
+            started = self.books.server.started(trip)
+            if started is not None and started[0] == result.client and result.client in (gateway.clients or ()):
+                self._happened({"kind": "failed", "trip": trip, "reason": reason, "time": now})
+        if not self._wanted(trip):
+            gateway.forget.add(trip)
+
+    def _refusal(self, gateway: Gateway, result: Result, now: float) -> tuple[str | None, str]:
+        """Why a result is refused, and more of it; or None."""
+        books, server, limits = self.books, self.books.server, self.deployment
+        if result.client not in (gateway.clients or ()):
+            return ANOTHERS, f"client {result.client} is not behind gateway {gateway.name}"
+        if self._too_often(result.client, now):
+            return RATE, f"more than {limits.results_per_minute} results in a minute"
+        started = server.started(result.trip)
+        if started is None:
+            if result.trip >= len(books.trips):
+                return UNKNOWN, f"trip {result.trip} was never started"
+            if books.trips.client[result.trip] != result.client:
+                return ANOTHERS, f"trip {result.trip} is of client {books.trips.client[result.trip]}"
+            return (TWICE if books.trips.outcome[result.trip] in _ARRIVED else LATE), ""
+        if self._closing or self._over() is not None:
+            return OVER, ""
+        if started[0] != result.client:
+            return ANOTHERS, f"trip {result.trip} is of client {started[0]}"
+        if result.problem:
+            return PROBLEM, result.problem
+        weights = server.weights
+        if len(result.payload) != weights.nbytes:
+            return SIZE, f"{len(result.payload):,} bytes, expected {weights.nbytes:,}"
+        if not 1 <= result.examples <= _MOST_EXAMPLES:
+            return EXAMPLES, f"{result.examples}"
+        length = norm(np.frombuffer(result.payload, weights.dtype))
+        if not math.isfinite(length):
+            return NOT_FINITE, ""
+        if limits.max_norm is not None and length > limits.max_norm:
+            return TOO_LONG, f"{length:.3g}, at most {limits.max_norm:g}"
+        return None, ""
+
+    def _too_often(self, client: int, now: float) -> bool:
+        times = self._answered.setdefault(client, deque())
+        while times and times[0] <= now - _MINUTE:
+            times.popleft()
+        if len(times) >= self.deployment.results_per_minute:
+            return True
+        times.append(now)
+        return False
+
+    def _refuse(
+        self, gateway: Gateway, client: int | None, reason: str, now: float, trip: int | None = None, detail: str = ""
+    ) -> None:
+        """Count it; a gateway that speaks for others' clients is to blame itself."""
+        if client is not None and client not in (gateway.clients or ()):
+            client = None
+        kind = "strike" if reason in STRIKES else "refused"
+        who = f"gateway {gateway.name}" if client is None else f"client {client}"
+        record: Record = {"kind": kind, "gateway": gateway.name, "reason": reason, "time": now}
+        record |= {
+            name: value for name, value in (("client", client), ("trip", trip), ("detail", detail)) if value not in (None, "")
+        }
+        if self.books.shut_out(who) or self.books.shut_out(f"gateway {gateway.name}"):
+            self.books.counts.refused[reason] += 1  # counted, but whoever is shut out does not fill our disk
+            return
+        self._happened(record)
+        if client is None and self.books.shut_out(who) and gateway.clients:
+            self._present(gateway.clients, False, now)
+
+    def _introduced(self, gateway: Gateway, claimed: Ranges, now: float) -> bool:
+        """Whom the gateway stands for: as our settings say, or as it says itself where they leave it open."""
+        total = len(self.books.server.clients)
+        clients = frozenset(numbers_in(claimed)) if all(last < total for _, last in claimed) else frozenset()
+        if gateway.clients is None:
+            others = [
+                c for c in clients if (g := self._gateway_of.get(c)) is not None and g is not gateway and g.node is not None
+            ]
+            if not clients or others or self.deployment.gateways:
+                self._refuse(gateway, None, NOT_ITS_CLIENTS, now, detail=f"{claimed}"[:100])
+                return False
+            gateway.clients = clients
+            self._bind(gateway)
+        elif not clients or not clients <= gateway.clients:
+            self._refuse(gateway, None, NOT_ITS_CLIENTS, now, detail=f"{claimed}"[:100])
+            return False
+        if any(not self.books.present.up(client) for client in clients) and not self._closing:
+            self._present(clients, True, now)
+        return True
+
+    def _present(self, clients: Iterable[int], up: bool, now: float) -> None:
+        self._happened({"kind": "present", "clients": ranges_of(clients), "up": up, "time": now})
+
+    def _gone(self, gateway: Gateway, now: float) -> None:
+        self._by_node.pop(gateway.node or 0, None)
+        gateway.node, gateway.greeted = None, False
+        for message in list(gateway.sent):
+            self.lost(message, now)
+        if gateway.clients:
+            self._present(gateway.clients, False, now)
+
+    def _known(self, name: str) -> Gateway:
+        return self.gateways.setdefault(name, Gateway(name))
+
+    def _bind(self, gateway: Gateway) -> None:
+        """Trips of its clients are this gateway's from now on."""
+        for client in gateway.clients or ():
+            self._gateway_of[client] = gateway
+        for trip, (client, _) in self.books.server.in_flight.items():
+            if client in (gateway.clients or ()) and trip not in gateway.queue:
+                gateway.queue.append(trip)
+
+    def _again(self, trips: Iterable[int]) -> None:
+        """Order trips again that are still wanted."""
+        for trip in trips:
+            if self._wanted(trip):
+                self._queue(trip)
+
+    def _wanted(self, trip: int) -> bool:
+        return self.books.server.started(trip) is not None
+
+    def _queue(self, trip: int) -> None:
+        gateway = self._gateway_of.get(self.books.trips.client[trip])
+        if gateway is not None and not self._closing and trip not in gateway.queue:
+            gateway.queue.append(trip)
+
+    def _happened(self, record: Record, blob: bytes | memoryview = b"") -> None:
+        commands: list[Command] = self.books.apply(record, blob)
+        self._records.append((record, blob))
+        for command in commands:
+            match command:
+                case StartTrip(trip):
+                    self._young.append(trip)
+                    self._queue(trip)
+                case CancelTrip(trip):
+                    gateway = self._gateway_of.get(self.books.trips.client[trip])
+                    if gateway is not None:
+                        gateway.forget.add(trip)
+                case _:
+                    pass

@@ -1,0 +1,137 @@
+"""FedBuff on Flower: a ServerApp and a ClientApp for your project, and the Grid as our transport.
+
+    # server_app.py                                            # client_app.py
+    from fedbuff.deploy.flower import server_app               from fedbuff.deploy.flower import client_app
+    app = server_app("settings.toml")                          app = client_app("settings.toml")
+
+The ServerApp never waits for anybody: it pushes orders, pulls what is there, and lets the core decide. The ClientApp hands its
+message to a worker that stays: Flower starts a process for every message, and loading torch and data each time takes seconds.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedbuff.deploy.serve import serve
+from fedbuff.deploy.wire import MalformedError
+from fedbuff.settings import Settings, from_tables, read
+
+_RECORD, _ORDERS, _REPORT = "fedbuff", "orders", "report"
+
+
+# ── server ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def server_app(settings: Settings | str | Path) -> ServerApp:
+    """A ServerApp that serves these settings, a file or what was made of one.
+
+    The run folder is `folder` of the run's config, or FEDBUFF_FOLDER: started again on it, a run goes on.
+    """
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, context: Context) -> None:
+        from fedbuff.deploy.watch import watch
+
+        folder = Path(str(context.run_config.get("folder") or os.environ.get("FEDBUFF_FOLDER") or ""))
+        if not folder.is_absolute():
+            raise ValueError(
+                f"folder={str(folder)!r}: give the run folder as an absolute path, as folder of the run's config or in FEDBUFF_FOLDER"
+            )
+        chosen = settings if isinstance(settings, Settings) else from_tables(read(beside_the_app(settings)))
+        deadline = chosen.deploy.deadline if chosen.deploy else 600.0
+        with watch(folder, chosen.deploy) as follow:
+            serve(chosen, folder, GridTransport(grid, deadline), follow)
+
+    return app
+
+
+def beside_the_app(settings: str | Path) -> Path:
+    """A settings file of the project: in the working directory, or beside the module that makes the app."""
+    import sys
+
+    path = Path(settings)
+    if path.is_absolute() or path.exists():
+        return path
+    frame = sys._getframe(1)
+    here = Path(__file__).parent
+    while frame.f_back is not None and Path(frame.f_code.co_filename).parent == here:
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename).parent / path
+
+
+class GridTransport:
+    """Flower's Grid as our transport: a message per gateway, that expires after `ttl` seconds."""
+
+    def __init__(self, grid: Grid, ttl: float) -> None:
+        self._grid, self._ttl = grid, ttl
+
+    def nodes(self) -> dict[int, str]:
+        return {node.node_id: node.name for node in self._grid.get_nodes()}
+
+    def push(self, messages: Sequence[tuple[int, bytes]]) -> list[str | None]:
+        made = [
+            Message(RecordDict({_RECORD: ConfigRecord({_ORDERS: data})}), node, MessageType.TRAIN, ttl=self._ttl)
+            for node, data in messages
+        ]
+        return [name or None for name in self._grid.push_messages(made)]
+
+    def pull(self, messages: Sequence[str]) -> list[tuple[str, bytes | None]]:
+        return [(m.metadata.reply_to_message_id, report_in(m)) for m in self._grid.pull_messages(messages)]
+
+
+def report_in(message: Message) -> bytes | None:
+    """A gateway's report; None if there is none, empty if it is something else."""
+    if message.has_error():
+        return None
+    try:
+        found = message.content[_RECORD][_REPORT]
+    except (KeyError, TypeError):
+        return b""
+    return found if isinstance(found, bytes) else b""
+
+
+# ── client ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def orders_in(message: Message) -> bytes:
+    try:
+        found = message.content[_RECORD][_ORDERS]
+    except (KeyError, TypeError):
+        found = None
+    if not isinstance(found, bytes):
+        raise MalformedError("this message is no order of a fedbuff server")
+    return found
+
+
+def reply(message: Message, report: bytes) -> Message:
+    return Message(RecordDict({_RECORD: ConfigRecord({_REPORT: report})}), reply_to=message)
+
+
+def client_app(task: Any, client: Any = None, seed: int = 0) -> ClientApp:
+    """A ClientApp whose clients are those of `clients` in the node's config ("0-49"), or of its `partition-id`.
+
+    task     a settings file; or a `Task`, or a function that makes one, with
+    client   how its clients train, and
+    seed     the server's
+
+    The work is done by a worker that stays (see worker.py); its outbox is in `folder` of the node's config.
+    """
+    app = ClientApp()
+    chosen = beside_the_app(task) if isinstance(task, str | Path) else task
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Message, context: Context) -> Message:
+        from fedbuff.deploy.worker import ask
+
+        return reply(message, ask(orders_in(message), chosen, client, seed, dict(context.node_config)))
+
+    return app
+
+
+Work = Callable[[bytes], bytes]
