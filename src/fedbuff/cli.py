@@ -17,6 +17,8 @@ from typing import Any
 
 from fedbuff import privacy_command, settings, toml
 from fedbuff.demo import DEMO
+from fedbuff.deploy import command as deploy_command
+from fedbuff.deploy import replay
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
 from fedbuff.report.files import FolderError, write_json, write_text
@@ -98,6 +100,8 @@ def timeline(args: argparse.Namespace) -> None:
     )
     if args.buffer_size is not None:
         tables = settings.change(tables, f"server.buffer_size={args.buffer_size}")
+    if args.trace is not None:
+        tables = {**tables, "timing": {"trace": {"path": str(args.trace)}}}
     began = time.perf_counter()
     made = make_timeline(
         **settings.timeline_arguments(_changed(tables, args), args.clients, args.concurrency), trips=args.trips
@@ -521,6 +525,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--concurrency", type=int, help="trips in flight (1000)")
     sub.add_argument("--buffer-size", type=int, help="K (10)")
     sub.add_argument("--clients", type=int, help="how many clients there are (100 times the concurrency)")
+    sub.add_argument("--trace", type=Path, metavar="FILE.csv", help="how long trips take: what `fedbuff replay --trace` wrote")
     sub.add_argument("--seed", type=int)
     sub.add_argument("--out", type=Path, metavar="FILE.parquet", help="write the trips, as in a run's trips.parquet")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -583,6 +588,8 @@ def _parser() -> argparse.ArgumentParser:
 
     privacy_command.parser(commands)
     secagg(commands)
+    deploy_command.parser(commands)
+    replay.parser(commands)
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")
     sub.add_argument("name", nargs="?", metavar="NAME")

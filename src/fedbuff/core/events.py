@@ -34,7 +34,24 @@ class Woke:
     time: float
 
 
-Event = UpdateArrived | TripFailed | Woke
+@dataclass(frozen=True, slots=True)
+class UpdateSealed:
+    """Secure aggregation has taken the masked update of a trip: nobody will see it, only the sum that it is part of."""
+
+    trip: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumOpened:
+    """The sum Σ s(τ_i) Δ_i of the full buffer at `version`: the answer to `OpenBuffer`."""
+
+    version: int
+    total: Any
+    time: float = 0.0
+
+
+Event = UpdateArrived | TripFailed | Woke | UpdateSealed | SumOpened
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +95,11 @@ class Wake:
     at: float
 
 
-Command = StartTrip | StepTaken | UpdateRejected | CancelTrip | Wake
+@dataclass(frozen=True, slots=True)
+class OpenBuffer:
+    """K masked updates are in the buffer of `version`: have their sum unmasked, and report it as `SumOpened`."""
+
+    version: int
+
+
+Command = StartTrip | StepTaken | UpdateRejected | CancelTrip | Wake | OpenBuffer

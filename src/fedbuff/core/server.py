@@ -20,11 +20,14 @@ from fedbuff.core.events import (
     CancelTrip,
     Command,
     Event,
+    OpenBuffer,
     StartTrip,
     StepTaken,
+    SumOpened,
     TripFailed,
     UpdateArrived,
     UpdateRejected,
+    UpdateSealed,
     Wake,
     Woke,
 )
@@ -53,6 +56,7 @@ class Server:
                    w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
     weights, clients, seed may be left to `fedbuff.simulate`, which knows them
     protection     differential privacy of a server of its own (see `fedbuff.privacy.protect`); `simulate` makes its own
+    sealed         updates come through secure aggregation: told by `UpdateSealed`, and in the end by `SumOpened`
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Server:
         seed: int = 0,
         available: Availability | None = None,
         protection: Protection | None = None,
+        sealed: bool = False,
     ) -> None:
         check.integer(1, buffer_size=buffer_size)
         check.integer(0, seed=seed)
@@ -84,7 +89,7 @@ class Server:
         self.buffer_size = int(buffer_size)
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
         self.initial_weights = None if weights is None else np.array(weights)
-        self._begun = False
+        self._begun, self._sealed = False, sealed
         self._schedule: Schedule | None = None
         if weights is not None and clients is not None:
             w = np.array(weights)
@@ -131,11 +136,17 @@ class Server:
                 return self._trip_failed(event)
             case Woke():
                 return self._start_trips(event.time)
+            case UpdateSealed():
+                return self._update_sealed(event)
+            case SumOpened():
+                return self._sum_opened(event)
 
     def _update_arrived(self, event: UpdateArrived) -> list[Command]:
         started = self._in_flight(event.trip)
         if started is None:
             return [self._unknown(event.trip)]
+        if self._sealed:
+            return self._rejected(event, "updates come through secure aggregation here")
         client, start_version = started
         staleness = self.version - start_version
         examples = event.examples if self.weight_by == "examples" else 1
@@ -144,9 +155,7 @@ class Server:
             return self._rejected(event, problem)
 
         examples = int(examples)  # a numpy integer would promote the sum to float64
-        weight = float(self.weigh(staleness))
-        if not 0.0 <= weight < np.inf:
-            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+        weight = self._weight(staleness)
         factor, protection = weight, self._protection
         if protection is not None:
             refused, factor = protection.refusal(client, self.version), protection.factor(update, weight)
@@ -156,15 +165,42 @@ class Server:
             refused = self._aggregation.add(update, factor, examples, self.versions[start_version])
         if refused:
             return self._rejected(event, refused)
-        if protection is not None:
-            protection.admit(client, self.version)
-        self._buffer.append((int(event.trip), staleness, weight))
+        return self._admitted(event.trip, client, start_version, weight, event.time)
+
+    def _update_sealed(self, event: UpdateSealed) -> list[Command]:
+        """The same with an update that is somewhere else, clipped and weighted by its client."""
+        started = self._in_flight(event.trip)
+        if started is None:
+            return [self._unknown(event.trip)]
+        client, start_version = started
+        refused = self._protection.refusal(client, self.version) if self._protection is not None else None
+        if not self._sealed or self._book.full() or refused:
+            reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
+            return self._rejected(event, reason)
+        return self._admitted(event.trip, client, start_version, self._weight(self.version - start_version), event.time)
+
+    def _admitted(self, trip: int, client: int, start_version: int, weight: float, time: float) -> list[Command]:
+        if self._protection is not None:
+            self._protection.admit(client, self.version)
+        self._buffer.append((int(trip), self.version - start_version, weight))
         self.versions.release(start_version)
-        self._book.arrived(int(event.trip))  # k ← k + 1
-        return self._go_on(event.time)
+        self._book.arrived(int(trip))  # k ← k + 1
+        return self._go_on(time)
+
+    def _sum_opened(self, event: SumOpened) -> list[Command]:
+        total = np.asarray(event.total)
+        if not self._sealed or not self._book.full() or event.version != self.version:
+            raise ValueError(f"a sum for version {event.version}: there is no full, sealed buffer of that version")
+        if total.shape != self.weights.shape or not np.isfinite(total).all():
+            raise ValueError(f"the sum of version {event.version}: expected {len(self.weights)} finite numbers")
+        np.copyto(self._aggregation.room(), total, casting="same_kind")
+        self._aggregation.add_sum(len(self._buffer))
+        return [*self._step(), *self._start_trips(event.time)]
 
     def _go_on(self, time: float) -> list[Command]:
         commands: list[Command] = []
+        if self._sealed:
+            return [*([OpenBuffer(self.version)] if self._book.full() else []), *self._start_trips(time)]
         if self._book.full():  # if k == K
             commands = self._step()
         commands += self._start_trips(time)
@@ -182,7 +218,13 @@ class Server:
         self._buffer = []  # k ← 0
         return [StepTaken(self.version, trips, staleness, weights), *(CancelTrip(trip) for trip, _ in cancelled)]
 
-    def _rejected(self, event: UpdateArrived, reason: str) -> list[Command]:
+    def _weight(self, staleness: int) -> float:
+        weight = float(self.weigh(staleness))
+        if not 0.0 <= weight < np.inf:
+            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+        return weight
+
+    def _rejected(self, event: UpdateArrived | UpdateSealed, reason: str) -> list[Command]:
         self._ended(event.trip)
         return [UpdateRejected(event.trip, reason), *self._go_on(event.time)]
 

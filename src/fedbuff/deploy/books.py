@@ -10,8 +10,11 @@ Records are facts as JSON, and the bytes of an update:
     begin                            the run began
     present  clients, up             these clients can be reached, or no longer
     update   trip, examples + bytes  an update that passed every check of ours
-    failed   trip, reason            a trip that ended without one
+    failed   trip, reason, strike    a trip that ended without one; it may be a strike as well
     woke                             a time has come that the server had asked for
+    masked   trip + bytes            a masked update for the open buffer (secure aggregation), and then
+    sealed   trip                    it is part of that buffer's sum, and at last
+    opened   version + bytes         the sum
     strike   gateway, client, reason something that no honest client sends; the n-th one shuts it out
     refused  gateway, trip, reason   something that came too late or twice, which happens to the honest
 """
@@ -23,7 +26,19 @@ from typing import Any
 
 import numpy as np
 
-from fedbuff.core.events import CancelTrip, Command, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Woke
+from fedbuff.core.events import (
+    CancelTrip,
+    Command,
+    StartTrip,
+    StepTaken,
+    SumOpened,
+    TripFailed,
+    UpdateArrived,
+    UpdateRejected,
+    UpdateSealed,
+    Wake,
+    Woke,
+)
 from fedbuff.core.server import Server
 from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, UNUSED, Trips
 
@@ -86,6 +101,8 @@ class Books:
         self.server, self.present, self._strikes = server, present, strikes
         self.trips, self.counts, self.time = Trips(), Counts(Counter(), Counter()), 0.0
         self.wake: float | None = None
+        self.masked: dict[int, bytes] = {}  # uploads for the open buffer, by trip
+        self.staleness, self.used = 0, 0  # the sum over updates that a step has used, and how many they are
 
     def apply(self, record: Record, blob: bytes | memoryview = b"") -> list[Command]:
         """Let it have happened."""
@@ -102,30 +119,45 @@ class Books:
         if kind == "update":
             return self._update(record["trip"], blob, record["examples"], now)
         if kind == "failed":
-            return self._failed(record["trip"], record["reason"], now)
+            return self._failed(record, now)
         if kind in ("strike", "refused"):
             return self._counted(record)
+        if kind == "masked":
+            self.masked[record["trip"]] = bytes(blob)
+            self.trips.examples[record["trip"]] = record["examples"]
+            return []
+        if kind == "sealed":
+            return self._ended(record["trip"], self.server.handle(UpdateSealed(record["trip"], now)), now)
+        if kind == "opened":
+            self.masked.clear()
+            return self._noted(self.server.handle(SumOpened(record["version"], np.frombuffer(blob, np.float64), now)), now)
         raise ValueError(f"the journal has a record of kind {kind!r}, which this version of fedbuff does not know")
 
     def shut_out(self, who: str) -> bool:
         return self.counts.strikes[who] >= self._strikes
 
     def _update(self, trip: int, blob: bytes | memoryview, examples: int, now: float) -> list[Command]:
-        trips, version = self.trips, self.server.version
-        commands = self.server.handle(UpdateArrived(trip, np.frombuffer(blob, self.server.weights.dtype), examples, now))
+        version, update = self.server.version, np.frombuffer(blob, self.server.weights.dtype)
+        self.trips.examples[trip] = examples
+        return self._ended(trip, self.server.handle(UpdateArrived(trip, update, examples, now)), now, version)
+
+    def _ended(self, trip: int, commands: list[Command], now: float, version: int | None = None) -> list[Command]:
         refused = bool(commands) and isinstance(commands[0], UpdateRejected)
-        trips.examples[trip] = examples
-        trips.end(trip, now, version, FAILED if refused else UNUSED)
+        if refused:
+            self.masked.pop(trip, None)
+        self.trips.end(trip, now, self.server.version if version is None else version, FAILED if refused else UNUSED)
         return self._noted(commands, now)
 
-    def _failed(self, trip: int, reason: str, now: float) -> list[Command]:
-        self.counts.refused[reason] += 1
+    def _failed(self, record: Record, now: float) -> list[Command]:
+        trip, reason = record["trip"], record["reason"]
+        self._counted(record)
+        self.masked.pop(trip, None)
         self.trips.end(trip, now, self.server.version, DROPPED)
         return self._noted(self.server.handle(TripFailed(trip, reason, now)), now)
 
     def _counted(self, record: Record) -> list[Command]:
         self.counts.refused[record["reason"]] += 1
-        if record["kind"] == "strike":
+        if record["kind"] == "strike" or record.get("strike"):
             client = record.get("client")
             who = f"gateway {record['gateway']}" if client is None else f"client {client}"
             self.counts.strikes[who] += 1
@@ -139,35 +171,41 @@ class Books:
             match command:
                 case StartTrip(_, client, version):
                     self.trips.started(client, -1, now, version)
-                case StepTaken(version, trips, _, weights):
-                    for trip, weight in zip(trips, weights, strict=True):
+                case StepTaken(version, trips, staleness, weights):
+                    for trip, weight, old in zip(trips, weights, staleness, strict=True):
                         self.trips.used(trip, weight, version)
+                        self.staleness, self.used = self.staleness + old, self.used + 1
                 case CancelTrip(trip):
                     self.trips.end(trip, now, self.server.version, CANCELLED)
-                case UpdateRejected(_, reason):
-                    self.counts.refused[reason] += 1
-                case _:
-                    self.wake = command.at
+                case UpdateRejected(_, reason):  # few of them, so that they can be counted
+                    self.counts.refused["too stale" if reason.startswith("staleness") else reason] += 1
+                case Wake(at):
+                    self.wake = at
         return commands
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """As of a checkpoint: arrays, and facts ready for JSON."""
         arrays, facts = self.server.state()
-        return {**arrays, **self.trips.state()}, {
+        masked = {f"masked.{trip}": np.frombuffer(upload, np.uint8) for trip, upload in self.masked.items()}
+        return {**arrays, **self.trips.state(), **masked}, {
             "server": facts,
             "present": self.present.state(),
             "refused": dict(self.counts.refused),
             "strikes": dict(self.counts.strikes),
             "time": self.time,
             "wake": self.wake,
+            "staleness": [self.staleness, self.used],
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
         self.present.restore(facts["present"])
-        self.server.restore({name: a for name, a in arrays.items() if not name.startswith("trips.")}, facts["server"])
+        ours = ("trips.", "masked.")
+        self.server.restore({name: a for name, a in arrays.items() if not name.startswith(ours)}, facts["server"])
+        self.masked = {int(name[7:]): a.tobytes() for name, a in arrays.items() if name.startswith("masked.")}
         self.trips.restore(arrays)
         self.counts = Counts(Counter(facts["refused"]), Counter(facts["strikes"]))
         self.time, self.wake = facts["time"], facts["wake"]
+        self.staleness, self.used = facts["staleness"]
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:

@@ -9,6 +9,7 @@ order for a trip whose result is in the outbox is answered from there.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from fedbuff.core.versions import Vector
 from fedbuff.deploy.books import Ranges
 from fedbuff.deploy.outbox import Outbox
+from fedbuff.deploy.sealing import Sealing
 from fedbuff.deploy.wire import Order, Orders, Report, Result
 
 
@@ -39,12 +41,20 @@ class Clients:
     mine       ranges of clients, both ends included
     examples   how many a client has
     sgd        a digest of how they train, which must be the server's
+    sealing    masks updates, if there is secure aggregation; then they leave only when they are asked for, and masked
     """
 
     def __init__(
-        self, trainer: Trains, mine: Ranges, outbox: Outbox, examples: Callable[[int], int] = lambda client: 1, sgd: str = ""
+        self,
+        trainer: Trains,
+        mine: Ranges,
+        outbox: Outbox,
+        examples: Callable[[int], int] = lambda client: 1,
+        sgd: str = "",
+        sealing: Sealing | None = None,
     ) -> None:
         self._trainer, self.mine, self._outbox, self._examples, self._sgd = trainer, mine, outbox, examples, sgd
+        self._sealing = sealing
 
     def work(self, orders: Orders) -> Report:
         """Do what the server asks, as far as it was not done before."""
@@ -58,8 +68,26 @@ class Clients:
             results = self._train(new, orders)
             self._outbox.keep(orders.job, results)
             done |= {result.trip: result for result in results}
+        if self._sealing is not None:
+            done = {trip: result if result.problem else replace(result, payload=b"") for trip, result in done.items()}
+            done |= self._sealed(orders)
         holding = tuple(trip for trip in self._outbox.holding(orders.job) if trip not in done)
         return Report(orders.job, self.mine, tuple(done.values()), holding)
+
+    def _sealed(self, orders: Orders) -> dict[int, Result]:
+        """Masked updates, for those trips that the server asks for."""
+        assert self._sealing is not None
+        kept, found = self._outbox.find(orders.job, [trip for trip, _, _ in orders.ask]), {}
+        for trip, slot, version in orders.ask:
+            if trip in kept and not kept[trip].problem:
+                result, start = kept[trip], kept[trip].version
+                update = np.frombuffer(result.payload, np.float32)
+                try:
+                    upload = self._sealing.upload(orders.offer, result.client, slot, start, version, update)
+                    found[trip] = replace(result, payload=upload)
+                except Exception as e:  # an offer that is not acceptable, or an update that can't be encoded
+                    found[trip] = replace(result, payload=b"", problem=f"{type(e).__name__}: {e}"[:200])
+        return found
 
     def _train(self, trips: list[Order], orders: Orders) -> list[Result]:
         mine = [order for order in trips if any(first <= order.client <= last for first, last in self.mine)]
@@ -77,7 +105,7 @@ class Clients:
         return [
             *others,
             *(
-                Result(o.trip, o.client, update.tobytes(), int(self._examples(o.client)), seconds)
+                Result(o.trip, o.client, update.tobytes(), int(self._examples(o.client)), seconds, version=o.version)
                 for o, update in zip(mine, updates, strict=True)
             ),
         ]

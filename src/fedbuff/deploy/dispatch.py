@@ -26,19 +26,21 @@ from fedbuff.core.events import CancelTrip, Command, StartTrip
 from fedbuff.core.trips import FAILED, UNUSED, USED
 from fedbuff.deploy.books import Books, Ranges, Record, numbers_in, ranges_of
 from fedbuff.deploy.settings import Deployment
+from fedbuff.deploy.vault import Vault
 from fedbuff.deploy.wire import MalformedError, Order, Orders, Report, Result
 from fedbuff.norm import norm
 
 # why something was refused: few, so that they can be counted
 DEADLINE, PROBLEM = "deadline", "client failed"
 UNKNOWN, ANOTHERS, TWICE, LATE = "unknown trip", "another client's trip", "sent twice", "too late"
-OVER = "the run is over"
+OVER, NOT_SEALED, NOT_ASKED = "the run is over", "refused by the trusted aggregator", "not asked for"
 SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE = "wrong size", "not finite", "norm too large", "bad number of examples", "too often"
 MALFORMED, OTHER_JOB, NOT_ITS_CLIENTS = "malformed report", "another run's report", "clients that are not its own"
 STRIKES = (UNKNOWN, ANOTHERS, SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE, MALFORMED, NOT_ITS_CLIENTS)
 _ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips whose result was here before
 _MINUTE = 60.0
 _MOST_EXAMPLES = 1 << 53
+_MOST_SEALED = 1024  # bytes that come with a masked update
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Gateway:
     clients: frozenset[int] | None = None  # None: not asked yet
     queue: deque[int] = field(default_factory=deque)  # trips to be sent
     sent: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # message -> its number, trips
+    ask: list[tuple[int, bytes, int]] = field(default_factory=list)  # masked updates to ask for: trip, slot, version
     forget: set[int] = field(default_factory=set)
     greeted: bool = False
     messages: int = 0
@@ -63,12 +66,24 @@ class Dispatch:
     job    names this run; a report of another one is of no use
     sgd    a digest of how clients train
     over   whether the run is at its end, and why: asked before each update, as several steps may be in one report
+    vault  through which updates come, with secure aggregation; none that is staler than `most_stale`
     """
 
     def __init__(
-        self, books: Books, deployment: Deployment, job: str, sgd: str = "", over: Callable[[], str | None] = lambda: None
+        self,
+        books: Books,
+        deployment: Deployment,
+        job: str,
+        sgd: str = "",
+        over: Callable[[], str | None] = lambda: None,
+        vault: Vault | None = None,
+        most_stale: int = 0,
     ) -> None:
-        self.books, self.deployment, self.job, self._sgd, self._over = books, deployment, job, sgd, over
+        self.books, self.deployment, self.job, self._sgd, self._over, self._vault = books, deployment, job, sgd, over, vault
+        self._trained: deque[int] = deque()  # trips whose updates could be asked for (secure aggregation)
+        self._asked: set[int] = set()  # those that are
+        self._taken: set[int] = set()  # those that the vault has
+        self._most_stale = most_stale
         self.gateways: dict[str, Gateway] = {}
         self._by_node: dict[int, Gateway] = {}
         self._gateway_of: dict[int, Gateway] = {}  # by client
@@ -124,17 +139,17 @@ class Dispatch:
                 raise MalformedError(f"{len(data):,} bytes, expected at most {most:,}")
             report = Report.from_bytes(data)
         except MalformedError as e:
-            self._refuse(gateway, None, MALFORMED, now, detail=str(e))
-            self._again(trips)
+            self._unusable(gateway, trips, MALFORMED, now, str(e))
             return
         gateway.problem = report.problem
         if report.job != self.job:
-            self._refuse(gateway, None, OTHER_JOB, now)
-            self._again(trips)
+            self._unusable(gateway, trips, OTHER_JOB, now)
             return
-        if not self._introduced(gateway, report.clients, now):
-            self._again(trips)
+        if not self._introduced(gateway, report.clients):
+            self._unusable(gateway, trips, NOT_ITS_CLIENTS, now, f"{report.clients}"[:100])
             return
+        if any(not self.books.present.up(client) for client in numbers_in(report.clients)) and not self._closing:
+            self._present(numbers_in(report.clients), True, now)
         for result in report.results:
             self._result(gateway, result, now)
         gateway.forget.update(trip for trip in report.holding if not self._wanted(trip))
@@ -163,6 +178,31 @@ class Dispatch:
         if self.books.wake is not None and self.books.wake <= now and not self._closing:
             self._happened({"kind": "woke", "time": now})
 
+    def seal(self, now: float) -> None:
+        """Secure aggregation: take what has arrived, and is safe in the journal, into the open buffer; open it when it is full.
+
+        To be called when `records` are on the disk; it makes new ones.
+        """
+        books, vault = self.books, self._vault
+        if vault is None or self._closing:
+            return
+        new = {trip: upload for trip, upload in books.masked.items() if trip not in self._taken}
+        if new:
+            for trip, reason in vault.take(new, books.server.version).items():
+                self._taken.add(trip)
+                if not self._wanted(trip):
+                    continue  # sealed before a restart: the vault knows it again now
+                if reason is None:
+                    self._happened({"kind": "sealed", "trip": trip, "time": now})
+                else:
+                    self._happened({"kind": "failed", "trip": trip, "reason": NOT_SEALED, "detail": reason, "time": now})
+                self._gateway_of[books.trips.client[trip]].forget.add(trip)
+        if books.server.buffered == books.server.buffer_size:
+            version = books.server.version
+            total = vault.open(version)
+            self._taken.clear()
+            self._happened({"kind": "opened", "version": version, "time": now}, total.tobytes())
+
     def close(self) -> None:
         """The run is over: no trip is sent any more, and what still comes back is acknowledged and not used."""
         self._closing = True
@@ -189,13 +229,15 @@ class Dispatch:
     def messages(self) -> list[tuple[int, Orders, str]]:
         """What to send now: node, orders, and a name until `sent` says which message it became, or `lost` that it did not."""
         found = []
+        self._ask_for_updates()
         for gateway in self.gateways.values():
             while gateway.node is not None and len(gateway.sent) < self.deployment.messages_per_gateway:
                 orders = self._orders(gateway)
                 if orders is None:
                     break
                 name = f"{gateway.name}/{gateway.messages}"
-                gateway.sent[name] = gateway.messages, tuple(order.trip for order in orders.trips)
+                asked = tuple(trip for trip, _, _ in orders.ask)
+                gateway.sent[name] = gateway.messages, (*(order.trip for order in orders.trips), *asked)
                 gateway.messages += 1
                 self._owner[name] = gateway
                 found.append((gateway.node, orders, name))
@@ -212,32 +254,71 @@ class Dispatch:
     def _orders(self, gateway: Gateway) -> Orders | None:
         if self.books.shut_out(f"gateway {gateway.name}"):
             return None
-        server, trips = self.books.server, []
+        server = self.books.server
+        trips: list[Order] = []
         while gateway.queue and gateway.greeted and len(trips) < self.deployment.trips_per_message:
             trip = gateway.queue.popleft()
             if (started := server.started(trip)) is not None:
                 trips.append(Order(trip, *started))
-        if not trips and not gateway.forget and (gateway.greeted or gateway.sent):
+        ask, gateway.ask = tuple(gateway.ask), []
+        if not trips and not ask and not gateway.forget and (gateway.greeted or gateway.sent):
             return None
         gateway.greeted = True
         forget, gateway.forget = tuple(sorted(gateway.forget)), set()
         versions = {order.version: server.versions[order.version] for order in trips}
-        return Orders(self.job, tuple(trips), versions, forget, self._sgd, self._closing)
+        offer = self._vault.offer if self._vault is not None and ask else b""
+        return Orders(self.job, tuple(trips), versions, forget, self._sgd, self._closing, ask, offer)
+
+    def _ask_for_updates(self) -> None:
+        """Ask trained clients, first come first served, for as many masked updates as the open buffer has room for."""
+        server, vault = self.books.server, self._vault
+        if vault is None or self._closing or not self._trained:
+            return
+        room = server.buffer_size - server.buffered - len(self._asked)
+        chosen: list[int] = []
+        for trip in list(self._trained):
+            if len(chosen) >= room:
+                break
+            gateway = self._gateway_of[self.books.trips.client[trip]]
+            if not self._wanted(trip) or gateway.node is not None:
+                self._trained.remove(trip)
+                chosen += [trip] if self._wanted(trip) else []
+        for trip, slot in zip(chosen, vault.slots([self.books.trips.client[trip] for trip in chosen]), strict=True):
+            self._asked.add(trip)
+            self._gateway_of[self.books.trips.client[trip]].ask.append((trip, slot, server.version))
 
     def _result(self, gateway: Gateway, result: Result, now: float) -> None:
         """One trip's result: into the books, or refused."""
         trip = result.trip
         reason, detail = self._refusal(gateway, result, now)
+        if reason is None and self._vault is not None:
+            self._sealed_result(result, now)
+            return
         if reason is None:
             update = {"kind": "update", "trip": trip, "client": result.client, "examples": result.examples}
             self._happened({**update, "gateway": gateway.name, "seconds": result.seconds, "time": now}, result.payload)
+        elif reason != OVER and self._its_own(gateway, result):
+            facts = {"kind": "failed", "trip": trip, "client": result.client, "gateway": gateway.name, "reason": reason}
+            self._happened({**facts, "strike": reason in STRIKES, "detail": detail, "time": now})
         else:
             self._refuse(gateway, result.client, reason, now, trip, detail)
-            started = self.books.server.started(trip)
-            if started is not None and started[0] == result.client and result.client in (gateway.clients or ()):
-                self._happened({"kind": "failed", "trip": trip, "reason": reason, "time": now})
-        if not self._wanted(trip):
+        if not self._wanted(trip) or reason == OVER:
             gateway.forget.add(trip)
+
+    def _its_own(self, gateway: Gateway, result: Result) -> bool:
+        """Whether a result is of a trip in flight, and from whom it should be."""
+        started = self.books.server.started(result.trip)
+        return started is not None and started[0] == result.client and result.client in (gateway.clients or ())
+
+    def _sealed_result(self, result: Result, now: float) -> None:
+        """Trained, and waiting to be asked; or masked, for the open buffer."""
+        trip = result.trip
+        if not result.payload:
+            if trip not in self._asked and trip not in self._trained and trip not in self.books.masked:
+                self._trained.append(trip)
+        elif trip in self._asked and trip not in self.books.masked:
+            facts = {"kind": "masked", "trip": trip, "client": result.client, "examples": result.examples}
+            self._happened({**facts, "seconds": result.seconds, "time": now}, result.payload)
 
     def _refusal(self, gateway: Gateway, result: Result, now: float) -> tuple[str | None, str]:
         """Why a result is refused, and more of it; or None."""
@@ -260,10 +341,14 @@ class Dispatch:
         if result.problem:
             return PROBLEM, result.problem
         weights = server.weights
-        if len(result.payload) != weights.nbytes:
-            return SIZE, f"{len(result.payload):,} bytes, expected {weights.nbytes:,}"
         if not 1 <= result.examples <= _MOST_EXAMPLES:
             return EXAMPLES, f"{result.examples}"
+        if self._vault is not None:
+            late = server.version - started[1] > self._most_stale
+            too_large = len(result.payload) > weights.nbytes + _MOST_SEALED
+            return (SIZE if too_large else LATE if late else None), ""
+        if len(result.payload) != weights.nbytes:
+            return SIZE, f"{len(result.payload):,} bytes, expected {weights.nbytes:,}"
         length = norm(np.frombuffer(result.payload, weights.dtype))
         if not math.isfinite(length):
             return NOT_FINITE, ""
@@ -299,7 +384,13 @@ class Dispatch:
         if client is None and self.books.shut_out(who) and gateway.clients:
             self._present(gateway.clients, False, now)
 
-    def _introduced(self, gateway: Gateway, claimed: Ranges, now: float) -> bool:
+    def _unusable(self, gateway: Gateway, trips: Iterable[int], reason: str, now: float, detail: str = "") -> None:
+        """A whole report is refused: its trips are still wanted, and the gateway has to introduce itself again."""
+        self._refuse(gateway, None, reason, now, detail=detail)
+        self._again(trips)
+        gateway.greeted = False
+
+    def _introduced(self, gateway: Gateway, claimed: Ranges) -> bool:
         """Whom the gateway stands for: as our settings say, or as it says itself where they leave it open."""
         total = len(self.books.server.clients)
         clients = frozenset(numbers_in(claimed)) if all(last < total for _, last in claimed) else frozenset()
@@ -308,16 +399,10 @@ class Dispatch:
                 c for c in clients if (g := self._gateway_of.get(c)) is not None and g is not gateway and g.node is not None
             ]
             if not clients or others or self.deployment.gateways:
-                self._refuse(gateway, None, NOT_ITS_CLIENTS, now, detail=f"{claimed}"[:100])
                 return False
             gateway.clients = clients
             self._bind(gateway)
-        elif not clients or not clients <= gateway.clients:
-            self._refuse(gateway, None, NOT_ITS_CLIENTS, now, detail=f"{claimed}"[:100])
-            return False
-        if any(not self.books.present.up(client) for client in clients) and not self._closing:
-            self._present(clients, True, now)
-        return True
+        return bool(clients) and clients <= gateway.clients
 
     def _present(self, clients: Iterable[int], up: bool, now: float) -> None:
         self._happened({"kind": "present", "clients": ranges_of(clients), "up": up, "time": now})
@@ -337,8 +422,8 @@ class Dispatch:
         """Trips of its clients are this gateway's from now on."""
         for client in gateway.clients or ():
             self._gateway_of[client] = gateway
-        for trip, (client, _) in self.books.server.in_flight.items():
-            if client in (gateway.clients or ()) and trip not in gateway.queue:
+        for trip, (owner, _) in self.books.server.in_flight.items():
+            if owner in (gateway.clients or ()) and trip not in gateway.queue:
                 gateway.queue.append(trip)
 
     def _again(self, trips: Iterable[int]) -> None:
@@ -351,6 +436,10 @@ class Dispatch:
         return self.books.server.started(trip) is not None
 
     def _queue(self, trip: int) -> None:
+        if trip in self._asked and trip not in self.books.masked:  # whoever was asked is asked again, with a new slot
+            self._asked.discard(trip)
+        if trip in self.books.masked or trip in self._trained:
+            return
         gateway = self._gateway_of.get(self.books.trips.client[trip])
         if gateway is not None and not self._closing and trip not in gateway.queue:
             gateway.queue.append(trip)
@@ -358,6 +447,8 @@ class Dispatch:
     def _happened(self, record: Record, blob: bytes | memoryview = b"") -> None:
         commands: list[Command] = self.books.apply(record, blob)
         self._records.append((record, blob))
+        if record["kind"] in ("failed", "sealed"):
+            self._asked.discard(record["trip"])
         for command in commands:
             match command:
                 case StartTrip(trip):

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbuff.deploy.serve import serve
+from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.wire import MalformedError
 from fedbuff.settings import Settings, from_tables, read
 
@@ -33,20 +34,21 @@ def server_app(settings: Settings | str | Path) -> ServerApp:
     The run folder is `folder` of the run's config, or FEDBUFF_FOLDER: started again on it, a run goes on.
     """
     app = ServerApp()
+    chosen = settings if isinstance(settings, Settings) else beside_the_app(settings)
 
-    @app.main()  # type: ignore[untyped-decorator]
+    @app.main()
     def main(grid: Grid, context: Context) -> None:
         from fedbuff.deploy.watch import watch
 
         folder = Path(str(context.run_config.get("folder") or os.environ.get("FEDBUFF_FOLDER") or ""))
         if not folder.is_absolute():
             raise ValueError(
-                f"folder={str(folder)!r}: give the run folder as an absolute path, as folder of the run's config or in FEDBUFF_FOLDER"
+                f"folder={str(folder)!r}: give the run folder as an absolute path, in the run's config or in FEDBUFF_FOLDER"
             )
-        chosen = settings if isinstance(settings, Settings) else from_tables(read(beside_the_app(settings)))
-        deadline = chosen.deploy.deadline if chosen.deploy else 600.0
-        with watch(folder, chosen.deploy) as follow:
-            serve(chosen, folder, GridTransport(grid, deadline), follow)
+        made = chosen if isinstance(chosen, Settings) else from_tables(read(chosen))
+        deployment = made.deploy or Deployment()
+        with watch(folder, deployment) as follow:
+            serve(made, folder, GridTransport(grid, deployment.deadline), follow)
 
     return app
 
@@ -125,7 +127,7 @@ def client_app(task: Any, client: Any = None, seed: int = 0) -> ClientApp:
     app = ClientApp()
     chosen = beside_the_app(task) if isinstance(task, str | Path) else task
 
-    @app.train()  # type: ignore[untyped-decorator]
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         from fedbuff.deploy.worker import ask
 

@@ -2,10 +2,10 @@
 
     fedbuff deploy gateway settings.toml --clients 0-49 --superlink HOST:PORT --root-certificates ca.crt --key gateway.key
 
-Flower's own SuperNode starts a process per message and sleeps for seconds in between, so a trip takes seven seconds however short
-it is. This speaks the same protocol (the same TLS, the same node authentication, by Flower's own code), trains in its own process
-and looks for work as often as there was some lately. It runs no code that comes over the network: what it trains is in its own
-settings.
+Flower's own SuperNode starts a process per message and sleeps for seconds in between, so a trip takes seven seconds however
+short it is. This speaks the same protocol (the same TLS, the same node authentication, by Flower's own code), trains in its own
+process and looks for work as often as there was some lately. It runs no code that comes over the network: what it trains is in
+its own settings.
 """
 
 import logging
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -39,7 +39,9 @@ from fedbuff.deploy.wire import MalformedError
 
 log = logging.getLogger("fedbuff.deploy")
 _CLIENT_APP_RAISED = 2  # Flower's ErrorCode
-_SOONEST, _LATEST, _SLOWER = 0.02, 1.0, 1.3  # seconds between looks for work, and how it grows while there is none
+# Seconds between looks for work, and how they grow while there is none: a look costs the SuperLink as much as any request, and
+# it can answer a hundred of them in a second.
+_SOONEST, _LATEST, _SLOWER = 0.25, 1.0, 1.6
 
 
 def gateway(
@@ -87,7 +89,7 @@ def _answer(
     objects = [node.object_id for node in iterate_object_tree(tree)]
     contents = pull_objects(objects, pull_object_fn=partial(pull_object, run))
     confirm(run, message_id)
-    message = inflate_object_from_contents(message_id, contents)
+    message = cast(Message, inflate_object_from_contents(message_id, contents))
     message.metadata.__dict__["_message_id"] = message_id
     began = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""The journal: what happened, in order, in files that are only ever added to, so that a kill −9 loses nothing that was committed.
+"""The journal: what happened, in order, in files that are only ever added to: a kill −9 loses nothing that was committed.
 
     with Journal(folder) as journal:
         journal.append({"kind": "update", "trip": 7}, update)
@@ -6,9 +6,9 @@
 
     for facts, blob in read(folder): ...
 
-A record is a length, a checksum, a line of JSON and bytes. A record that was being written when the power went is cut off when
-the journal is opened again; a record that is damaged in the middle is an error, since what follows it depends on it. The
-journal is cut into segments, so that old ones can be deleted or moved away.
+A record is a head, a line of JSON and bytes. A record that was being written when the power went is cut off when the journal
+is opened again; a record that is damaged in the middle is an error, since what follows it depends on it. The journal is cut
+into segments, so that old ones can be deleted or moved away.
 """
 
 import json
@@ -16,6 +16,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, Self
 from fedbuff.report.files import FolderError
 
 Facts = dict[str, Any]
-_HEAD = struct.Struct("<III")  # bytes of facts, bytes of blob, checksum of both
+_HEAD = struct.Struct("<IIII")  # bytes of facts, bytes of blob, checksum of both, checksum of these three numbers
 _SEGMENT = 256 << 20  # bytes after which `rotate` begins a new one
 
 
@@ -62,7 +63,8 @@ class Journal:
 
     def append(self, facts: Facts, blob: bytes | memoryview = b"") -> None:
         line = json.dumps(facts, separators=(",", ":")).encode()
-        self._file.write(_HEAD.pack(len(line), len(blob), zlib.crc32(blob, zlib.crc32(line))))
+        sizes = struct.pack("<III", len(line), memoryview(blob).nbytes, zlib.crc32(blob, zlib.crc32(line)))
+        self._file.write(sizes + struct.pack("<I", zlib.crc32(sizes)))
         self._file.write(line)
         self._file.write(blob)
 
@@ -88,53 +90,54 @@ class Journal:
 def read(folder: Path, since: Position = Position()) -> Iterator[tuple[Facts, bytes]]:
     """Every whole record after a position; what is cut short at the very end was never committed, and is left out."""
     segments = [segment for segment in _segments(folder) if segment >= since.segment]
-    if not segments or segments[0] != since.segment:
-        raise FolderError(f"{folder}: there is no segment {since.segment:08d} of the journal; was it deleted?")
+    missing = next(segment for segment in count(since.segment) if segment not in segments)
+    if missing <= max(segments, default=missing):
+        raise FolderError(f"{folder}: there is no segment {missing:08d} of the journal; was it deleted?")
+    if _path(folder, since.segment).stat().st_size < since.offset:
+        raise FolderError(f"{_path(folder, since.segment)}: shorter than it was; restore the file from a copy")
     for segment in segments:
         yield from _records(_path(folder, segment), since.offset if segment == since.segment else 0, segment == segments[-1])
 
 
 def _records(path: Path, offset: int, last: bool) -> Iterator[tuple[Facts, bytes]]:
-    size = path.stat().st_size
     with path.open("rb") as file:
-        file.seek(offset)
-        while (at := file.tell()) < size:
-            head = file.read(_HEAD.size)
-            if len(head) == _HEAD.size:
-                facts, blob, checksum = _HEAD.unpack(head)
-                whole = at + _HEAD.size + facts + blob <= size
-                if whole:
-                    line, data = file.read(facts), file.read(blob)
-                    if zlib.crc32(data, zlib.crc32(line)) == checksum:
-                        yield json.loads(line), data
-                        continue
-                    if file.tell() < size or not last:
-                        raise FolderError(f"{path}: the record at byte {at:,} is damaged; restore the file from a copy")
-            if not last:
-                raise FolderError(f"{path}: cut short at byte {at:,}; restore the file from a copy")
-            return
+        for at, facts, blob, checksum in _places(path, offset, last):
+            file.seek(at + _HEAD.size)
+            line, data = file.read(facts), file.read(blob)
+            if zlib.crc32(data, zlib.crc32(line)) != checksum:
+                raise _damaged(path, at)
+            yield json.loads(line), data
 
 
 def _whole(path: Path) -> int:
-    """How many bytes of a segment are whole records."""
-    return sum(_HEAD.size + facts + blob for facts, blob in _sizes(path))
+    """How many bytes of the last segment are whole records."""
+    return sum(_HEAD.size + facts + blob for _, facts, blob, _ in _places(path, 0, last=True))
 
 
-def _sizes(path: Path) -> Iterator[tuple[int, int]]:
-    size, at = path.stat().st_size, 0
+def _places(path: Path, at: int, last: bool) -> Iterator[tuple[int, int, int, int]]:
+    """Where records begin, their sizes and checksums; without what was being written when everything stopped."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        while at + _HEAD.size <= size:
+        while at < size:
             file.seek(at)
-            facts, blob, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            head = file.read(_HEAD.size)
+            facts, blob, content, checksum = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
             end = at + _HEAD.size + facts + blob
-            if end > size:
+            if zlib.crc32(head[:12]) != checksum:
+                torn = len((head + file.read()).rstrip(b"\0")) < _HEAD.size  # a file may end in zeros when the power went
+            elif end < size or (end == size and zlib.crc32(file.read()) == content):
+                yield at, facts, blob, content
+                at = end
+                continue
+            else:
+                torn = True  # its lengths are on the disk, and not all of its content
+            if torn and last:
                 return
-            if end == size:  # the last one may have its length on the disk, and not its content
-                line, data = file.read(facts), file.read(blob)
-                if zlib.crc32(data, zlib.crc32(line)) != checksum:
-                    return
-            yield facts, blob
-            at = end
+            raise _damaged(path, at)
+
+
+def _damaged(path: Path, at: int) -> FolderError:
+    return FolderError(f"{path}: the record at byte {at:,} is damaged; restore the file from a copy")
 
 
 def _segments(folder: Path) -> list[int]:

@@ -20,7 +20,7 @@ from fedbuff.deploy.wire import Result
 _TABLE = """
 create table if not exists trips (
     job text not null, trip integer not null, client integer not null, examples integer not null, seconds real not null,
-    problem text not null, digest text not null, kept real not null, forgotten real, payload blob,
+    problem text not null, version integer not null, digest text not null, kept real not null, forgotten real, payload blob,
     primary key (job, trip)
 )
 """
@@ -41,17 +41,30 @@ class Outbox:
 
     def keep(self, job: str, results: Sequence[Result]) -> None:
         """Write results down; those that are there already stay as they are."""
+        now = time.time()
         rows = [
-            (job, r.trip, r.client, r.examples, r.seconds, r.problem, digest(r.payload), time.time(), bytes(r.payload))
+            (
+                job,
+                r.trip,
+                r.client,
+                r.examples,
+                r.seconds,
+                _text(r.problem),
+                r.version,
+                digest(r.payload),
+                now,
+                bytes(r.payload),
+            )
             for r in results
         ]
         with self._transaction():
-            self._db.executemany("insert or ignore into trips values (?, ?, ?, ?, ?, ?, ?, ?, null, ?)", rows)
+            self._db.executemany("insert or ignore into trips values (?, ?, ?, ?, ?, ?, ?, ?, ?, null, ?)", rows)
 
     def find(self, job: str, trips: Sequence[int]) -> dict[int, Result]:
         """The results of these trips that are still here."""
         found = {}
-        query = "select client, payload, examples, seconds, problem from trips where job = ? and trip = ? and forgotten is null"
+        columns = "client, payload, examples, seconds, problem, version"
+        query = f"select {columns} from trips where job = ? and trip = ? and forgotten is null"
         for trip in trips:
             row = self._db.execute(query, (job, trip)).fetchone()
             if row is not None:
@@ -83,6 +96,11 @@ class Outbox:
             self._db.execute("rollback")
             raise
         self._db.execute("commit")
+
+
+def _text(problem: str) -> str:
+    """As it can be written down: an exception may quote a file name whose bytes are no text."""
+    return problem.encode(errors="replace").decode()
 
 
 def digest(payload: bytes | memoryview) -> str:

@@ -2,8 +2,8 @@
 
     run = serve(settings, folder, transport)
 
-Started again on the same folder, after whatever happened, it goes on where it stopped: from the last checkpoint, and the journal
-since. Nothing is acknowledged before it is in the journal, on the disk.
+Started again on the same folder, after whatever happened, it goes on where it stopped: from the last checkpoint, and the
+journal since. Nothing is acknowledged before it is in the journal, on the disk.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from fedbuff.deploy.dispatch import Dispatch
 from fedbuff.deploy.journal import Journal, Position, read
 from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.transport import Transport
+from fedbuff.deploy.vault import vault
 from fedbuff.learn.client import LocalSGD
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
@@ -36,7 +37,7 @@ from fedbuff.sim.simulate import protected
 from fedbuff.sim.simulation import Status
 
 log = logging.getLogger("fedbuff.deploy")
-_NODES_EVERY = 2.0  # seconds between looks at who is online
+_NODES_EVERY = 5.0  # seconds between looks at who is online
 _SLOWEST = 0.5  # seconds between looks for replies when nothing happens
 
 
@@ -89,7 +90,12 @@ class Service:
         self.job = self._restore()
         self._began = time.monotonic()
         sgd = digest_of(settings.client, settings.seed, len(self.weights))
-        self.dispatch = Dispatch(self.books, self.deployment, self.job, sgd, over=self.limit)
+        secure, held = settings.secure_aggregation, None
+        if secure is not None:
+            held = vault(secure, self.books.server, path / "trusted", self.deployment.deadline)
+            at_the_end.callback(held.close)
+        most_stale = secure.max_staleness if secure is not None else 0
+        self.dispatch = Dispatch(self.books, self.deployment, self.job, sgd, self.limit, held, most_stale)
 
     # ── from the folder ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,7 +123,7 @@ class Service:
             self.journal.append(header, np.ascontiguousarray(self.weights).data)
             self.journal.commit()
         elif count or kept is not None:
-            log.info("restored: version %d, %d records since the checkpoint", self.books.server.version, count)
+            log.info("restored", {"version": self.books.server.version, "records": count})
         self._evaluated = max((m["trips"] for m in self.metrics), default=-1)
         self.folder.rewrite_metrics(self.metrics)
         return job
@@ -168,9 +174,11 @@ class Service:
                     dispatch.reported(message, data, now)
             dispatch.tick(now)
             self.commit()
+            dispatch.seal(now)
+            self.commit()
             self.look_at_progress()
             if self.stopped is not None and not closing:
-                log.info("%s; draining", self.stopped)
+                log.info("draining", {"reason": self.stopped})
                 dispatch.close()
                 closing = now + self.deployment.drain
             sent = self.send(transport)
@@ -191,7 +199,7 @@ class Service:
         for record, blob in records:
             self.journal.append(record, blob)
             if record["kind"] in ("strike", "refused", "failed"):
-                log.warning("%s", json.dumps(record))
+                log.warning(record["kind"], record)
         if records:
             self.journal.commit()
 
@@ -264,7 +272,7 @@ class Service:
         self.metrics += new
         self.folder.append_metrics(new)
         accuracy, target = new[0].get("accuracy"), self.target
-        log.info("version %d: %s", at["server_steps"], {k: v for k, v in new[0].items() if k in ("loss", "accuracy")})
+        log.info("evaluated", {"version": at["server_steps"], "loss": new[0]["loss"], "accuracy": accuracy})
         if self.reached is None and target is not None and accuracy is not None and accuracy >= target:
             self.reached = at
         wanted = self.settings.until.accuracy
@@ -282,14 +290,14 @@ class Service:
 
     def status(self) -> Status:
         trips, server = self.books.trips, self.books.server
-        staleness = trips.staleness_used()
+        mean = self.books.staleness / self.books.used if self.books.used else None
         accuracy = next((m.get("accuracy") for m in reversed(self.metrics) if m["split"] == self.metrics[0]["split"]), None)
         return Status(
             trips.ended,
             server.version,
             self.books.time,
             accuracy,
-            float(staleness.mean()) if len(staleness) else None,
+            mean,
             len(trips) - trips.ended,
             self.tables,
             self.metrics,
@@ -360,5 +368,7 @@ def opened(settings: Settings, weights: Vector, clients: int, folder: Folder | N
     if settings.privacy is not None:
         promise = settings.privacy.plan(settings.server, clients, server_steps=until.server_steps, trips=until.trips)
         protection, last = protected(promise, settings.privacy, clients, len(weights), settings.seed, folder), promise.horizon
-    server = settings.server.bind(weights, clients, seed=settings.seed, available=present, protection=protection)
+    sealed = settings.secure_aggregation is not None
+    more = {"seed": settings.seed, "available": present, "protection": protection, "sealed": sealed}
+    server = settings.server.bind(weights, clients, **more)
     return Books(server, present, deployment.strikes), protection, last

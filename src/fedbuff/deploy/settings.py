@@ -17,7 +17,7 @@ class Deployment:
     strikes               so many bad messages shut a client or a gateway out
     max_norm              an update that is longer is refused (by default any length is taken; privacy clips)
     results_per_minute    of a client; more are refused
-    poll                  seconds between looks for replies
+    poll                  seconds between looks for replies: each costs the SuperLink a hundredth of a second
     checkpoint_every      seconds between checkpoints; a restart reads the journal since
     keep_journal          all of it, for `fedbuff replay`; else only what a restart needs
     drain                 seconds to wait at the end for what is still on its way
@@ -31,7 +31,7 @@ class Deployment:
     strikes: int = 5
     max_norm: float | None = None
     results_per_minute: int = 600
-    poll: float = 0.05
+    poll: float = 0.2
     checkpoint_every: float = 30.0
     keep_journal: bool = True
     drain: float = 60.0

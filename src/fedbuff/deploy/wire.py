@@ -20,6 +20,7 @@ from fedbuff.core.versions import Vector
 _HEAD = struct.Struct("<4sI")
 _ORDERS, _REPORT = b"fbO1", b"fbR1"
 _MOST_FACTS = 16 << 20
+_DTYPES = ("float16", "float32", "float64")
 
 
 class MalformedError(ValueError):
@@ -75,6 +76,8 @@ class Orders:
         try:
             weights, at = {}, 0
             for version, kind, length in facts["weights"]:
+                if kind not in _DTYPES or length < 0:
+                    raise MalformedError(f"{length} weights of {kind!r}")
                 weights[version] = np.frombuffer(rest, kind, length, at)
                 at += weights[version].nbytes
             if at != len(rest):
@@ -89,7 +92,7 @@ class Orders:
                 tuple((trip, bytes.fromhex(slot), version) for trip, slot, version in facts["ask"]),
                 bytes.fromhex(facts["offer"]),
             )
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, OverflowError, TypeError, ValueError) as e:
             raise MalformedError(f"orders: {e}") from e
 
 
@@ -108,6 +111,7 @@ class Result:
     examples: int = 1
     seconds: float = 0.0
     problem: str = ""
+    version: int = 0  # that the trip started from: the gateway's own note, which is not sent
 
 
 @dataclass(frozen=True)

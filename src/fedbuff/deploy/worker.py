@@ -59,13 +59,17 @@ def work_of(task: Any, client: LocalSGD | None, seed: int, mine: Ranges, folder:
     from fedbuff.learn.training import Training
     from fedbuff.learn.work import settle, trainer
 
-    training = Training()
+    training, sealing = Training(), None
     if isinstance(task, str | Path):
         from fedbuff.settings import from_tables, read
 
         settings = from_tables(read(Path(task)))
         make, arguments = settings.task
         made, client, seed, training = make(**arguments), settings.client, settings.seed, settings.training
+        if settings.secure_aggregation is not None:
+            from fedbuff.deploy.sealing import Sealing
+
+            sealing = Sealing(settings.secure_aggregation, settings.server.buffer_size, folder)
     else:
         made = task if isinstance(task, Task) else task()
     if client is None:
@@ -74,7 +78,7 @@ def work_of(task: Any, client: LocalSGD | None, seed: int, mine: Ranges, folder:
     flat, weights = initial_weights(made, seed)
     outbox = Outbox(folder / "outbox.sqlite")
     sgd = digest_of(client, seed, len(weights))
-    clients = Clients(trainer(made, client, seed, training, flat), mine, outbox, made.examples, sgd)
+    clients = Clients(trainer(made, client, seed, training, flat), mine, outbox, made.examples, sgd, sealing)
     return lambda orders: clients.work(Orders.from_bytes(orders)).to_bytes()
 
 

@@ -126,7 +126,10 @@ class Group:
 
 @dataclass(frozen=True)
 class View:
-    """What a page shows of runs: a line about them, tables by name (HTML), and figures (numbers)."""
+    """What a page shows of runs: a line about them, tables by name (HTML), and figures (numbers).
+
+    Tables that not every run has, but a deployed one, follow the summary under their own names.
+    """
 
     lead: str
     tables: dict[str, str]
@@ -145,8 +148,10 @@ def runs_page(shown: View, title: str, live: bool = False) -> str:
     """The page of a view; a live one asks for newer views by itself."""
     drawn = {name: f'<div data-figure="{name}"></div>' for name in ("curves", "active", "staleness", "participation")}
     tables = {name: f'<div data-slot="{name}">{made}</div>' for name, made in shown.tables.items()}
+    further = [name for name in tables if name not in ("summary", "privacy", "cost", "settings")]
     sections = [
         section("summary", "Summary", tables["summary"]),
+        *(section(name.replace(" ", "-"), name.capitalize(), tables[name]) for name in further),
         section("curves", "Learning curves", drawn["curves"]),
         section("active", "Active trips over virtual time", drawn["active"]),
         section("staleness", "Staleness and weights", drawn["staleness"]),

@@ -11,8 +11,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 from weakref import WeakSet
@@ -29,15 +31,28 @@ _EVERY = 1.0  # seconds between two views
 _SHARE = 50  # a view may take a fiftieth of the time
 _LOOKING = 10.0  # seconds after which a page that has not asked is closed
 _LAST_WORDS = 3.0  # seconds to wait for an open page to fetch the end
+_WAIT = b'<!doctype html><meta http-equiv="refresh" content="1"><title>fedbuff</title><p>waiting for the first evaluation'
 
 
 @contextlib.contextmanager
-def live(title: str, address: str = "127.0.0.1:0", say: Callable[[str], None] = print) -> "Iterator[Callable[[Status], None]]":
+def live(
+    title: str,
+    address: str = "127.0.0.1:0",
+    say: Callable[[str], None] = print,
+    *,
+    called: str = "--live-address",
+    further: Callable[[], Mapping[str, str]] = dict,
+    files: Mapping[str, tuple[str, Callable[[], bytes]]] = MappingProxyType({}),
+) -> "Iterator[Callable[[Status], None]]":
     """Serve the view of a run at `address`; a function to report its `Status` to.
 
     Port 0 takes a free one; `say` is told the URL. The server ends with the run, once an open page has seen the end.
+
+    called    what the address is called in complaints
+    further   more tables for the page, as HTML by name: the same names each time
+    files     what else is served: a type and the content of now, by path; other threads ask
     """
-    server = _Server(address, say)
+    server = _Server(address, say, called, files)
     began, due = time.monotonic(), 0.0
 
     def report(status: "Status") -> None:
@@ -48,7 +63,11 @@ def live(title: str, address: str = "127.0.0.1:0", say: Callable[[str], None] = 
         if server.page and now - server.asked > _LOOKING and status.stopped is None:
             due = now + 0.1  # nobody is looking
             return
+        if not status.metrics:
+            server.start()  # what else is served is there already
+            return
         made = view([digest(so_far(status, now - began))])
+        made = replace(made, tables={**made.tables, **further()})
         if not server.page:
             server.page = runs_page(made, title, live=True).encode()
         server.show(made, status.stopped, f"{status.trips:,} trips, {status.server_steps:,} server steps")
@@ -96,15 +115,18 @@ def so_far(status: "Status", seconds: float) -> Run:
 class _Server:
     """Hands out one page, and the newest view as JSON; `asked` is when it was last asked for."""
 
-    def __init__(self, address: str, say: Callable[[str], None]) -> None:
-        host, port = _parsed(address)
+    def __init__(
+        self, address: str, say: Callable[[str], None], called: str, files: Mapping[str, tuple[str, Callable[[], bytes]]]
+    ) -> None:
+        host, port = _parsed(address, called)
+        self._files = files
         self.page, self._news, self.asked, self._told = b"", (0, b"{}"), time.monotonic(), 0
         self._newest: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         try:
             self._http = _http(host, port, self)
         except OSError as e:
-            raise ValueError(f"can't serve the live view at {address}: {e.strerror or e}; choose another --live-address") from e
+            raise ValueError(f"can't serve the live view at {address}: {e.strerror or e}; choose another {called}") from e
         _listening.add(self._http.socket)
         where = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_address[1]}/"
         say(f"live view: {where}" + ("" if _loopback(host) else " (anyone who can reach this machine can see it)"))
@@ -132,13 +154,17 @@ class _Server:
         asked = urlsplit(path)
         if asked.path == "/":
             self.asked = time.monotonic()
-            return 200, "text/html; charset=utf-8", self.page
+            return 200, "text/html; charset=utf-8", self.page or _WAIT
         if asked.path == "/data.json":
             self.asked = time.monotonic()
             self._told, news = self._news
             seen = parse_qs(asked.query).get("seen") == [str(self._told)]
             return (204, "application/json", b"") if seen else (200, "application/json", news)
-        return 404, "text/plain", b"there are / and /data.json\n"
+        if asked.path in self._files:
+            kind, content = self._files[asked.path]
+            return 200, kind, content()
+        there = ", ".join(["/", *self._files])
+        return 404, "text/plain", f"there are {there} and /data.json\n".encode()
 
     def close(self) -> None:
         if self._thread is not None:
@@ -186,10 +212,10 @@ def _http(host: str, port: int, server: _Server) -> ThreadingHTTPServer:
     return Http((host, port), Answers)
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def _parsed(address: str, called: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"--live-address {address}: expected HOST:PORT, e.g. 127.0.0.1:8080 or [::1]:0")
+        raise ValueError(f"{called} {address}: expected HOST:PORT, e.g. 127.0.0.1:8080 or [::1]:0")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -47,14 +47,22 @@ def check_offer(
 class EnclaveClient:
     """A client of the trusted aggregator: one session per epoch, one pad per trip.
 
-    hashes   of masked updates bind them to their seeds; off in a simulation, where nothing happens on the way
+    hashes    of masked updates bind them to their seeds; off in a simulation, where nothing happens on the way
+    session   its key in this epoch, for a client that may be restarted; by default a new one
     """
 
     __slots__ = ("_aggregator", "_client", "_hashes", "_opening", "_random_bytes", "_session")
 
-    def __init__(self, client: int, aggregator: Aggregator, random_bytes: RandomBytes, hashes: bool = True) -> None:
+    def __init__(
+        self,
+        client: int,
+        aggregator: Aggregator,
+        random_bytes: RandomBytes,
+        hashes: bool = True,
+        session: bytes | None = None,
+    ) -> None:
         self._client, self._aggregator, self._random_bytes, self._hashes = client, aggregator, random_bytes, hashes
-        self._session = random_bytes(32)
+        self._session = random_bytes(32) if session is None else session
         info = session_info(aggregator.policy.id, aggregator.epoch, client)
         self._opening = sealing.seal(aggregator.public, info, self._session)
 

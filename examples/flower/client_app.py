@@ -1,0 +1,3 @@
+from fedbuff.deploy.flower import client_app
+
+app = client_app("settings.toml")

@@ -1,0 +1,3 @@
+from fedbuff.deploy.flower import server_app
+
+app = server_app("settings.toml")

@@ -1,0 +1,264 @@
+"""A run over a network, once more from its journal: the same bits, whoever was killed on the way."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fedbuff import toml
+from fedbuff.cli import main
+from fedbuff.deploy import journal as journals
+from fedbuff.deploy.journal import read
+from fedbuff.deploy.outbox import Outbox, digest
+from fedbuff.deploy.replay import first_difference, replay
+from fedbuff.deploy.serve import serve
+from fedbuff.deploy.settings import ranges
+from fedbuff.deploy.wire import Orders
+from fedbuff.deploy.worker import work_of
+from fedbuff.report import folder as folders
+from fedbuff.report.files import FolderError
+from fedbuff.report.run import load
+from fedbuff.settings import from_tables
+
+GATEWAYS = {"north": "0-29", "south": "30-59"}
+TABLES = {
+    "task": {"digits": {"clients": 60}},
+    "server": {
+        "start": {"refill": {"concurrency": 12}},
+        "buffer_size": 3,
+        "optimizer": {"momentum": {"lr": 0.5, "beta": 0.5}},
+    },
+    "client": {"lr": 0.1},
+    "until": {"server_steps": 40},
+    "deploy": {"deadline": 60.0, "poll": 0.001, "checkpoint_every": 0.02, "trips_per_message": 1, "gateways": GATEWAYS},
+}
+
+
+class Blown(Exception):  # noqa: N818  # it is no error here
+    """The fuse has blown, and the server's process with it."""
+
+
+class Wires:
+    """Two gateways with their outboxes, at the other end of a transport that stops the server when its fuse has blown."""
+
+    def __init__(self, folder: Path, tables: dict) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "settings.toml").write_text(toml.dumps(tables))
+        self.run = folder / "run"
+        self.work = {
+            node: work_of(folder / "settings.toml", None, 0, ranges(clients), folder / name)
+            for node, (name, clients) in enumerate(GATEWAYS.items(), 1)
+        }
+        self.replies: dict[str, bytes] = {}
+        self.sent, self.fuse, self.whole = 0, None, tables["deploy"].get("keep_journal", True)
+
+    def burn(self) -> None:
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                raise Blown
+
+    def nodes(self):
+        self.burn()
+        return dict(enumerate(GATEWAYS, 1))
+
+    def push(self, messages):
+        """Whatever is acknowledged here must be on the disk by now; the fuse may blow before or after each message."""
+        journal = list(read(self.run / "journal")) if self.whole else []
+        on_disk = {record.get("trip") for record, _ in journal if record["kind"] in ("update", "failed", "refused")}
+        names = []
+        for node, data in messages:
+            self.burn()
+            if self.whole:
+                assert set(Orders.from_bytes(data).forget) <= on_disk, "acknowledged, and not in the journal"
+            self.sent += 1
+            names.append(str(self.sent))
+            self.replies[names[-1]] = self.work[node](data)
+        self.burn()
+        return names
+
+    def pull(self, messages):
+        self.burn()
+        return [(name, self.replies.pop(name)) for name in messages if name in self.replies]
+
+
+def changed(**deploy: object) -> dict:
+    return {**TABLES, "deploy": {**TABLES["deploy"], **deploy}}
+
+
+def serve_to_the_end(wires: Wires, tables: dict, kills: int = 0, seed: int = 0) -> Path:
+    """Serve, with so many kills on the way."""
+    rng = random.Random(seed)
+    for _ in range(kills):
+        wires.fuse = rng.randrange(1, 40)
+        with pytest.raises(Blown):
+            serve(from_tables(tables), wires.run, wires)
+    wires.fuse = None
+    serve(from_tables(tables), wires.run, wires)
+    return wires.run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose server was killed five times."""
+    return serve_to_the_end(Wires(tmp_path_factory.mktemp("killed"), TABLES), TABLES, kills=5)
+
+
+def test_a_run_that_was_killed_again_and_again_replays_to_the_same_bits(run):
+    done = replay(run)
+    assert first_difference(done.flat.named(np.array(done.weights)), load_file(run / "weights.safetensors")) is None
+    summary = load(run).summary
+    assert done.books.server.version == summary["server_steps"] == 40
+    assert done.books.trips.ended == summary["trips"]
+    assert done.updates >= 3 * 40
+
+
+def test_what_the_gateways_wrote_down_is_what_the_journal_has(run):
+    records = list(read(run / "journal"))
+    job = records[0][0]["job"]
+    lines = {}
+    for name in GATEWAYS:
+        outbox = Outbox(run.parent / name / "outbox.sqlite")
+        lines |= {trip: (client, found, gone) for trip, client, found, gone in outbox.lines(job)}
+        assert not outbox.holding(job)
+        outbox.close()
+    updates = {record["trip"]: (record["client"], digest(blob)) for record, blob in records if record["kind"] == "update"}
+    assert len(updates) == sum(record["kind"] == "update" for record, _ in records)
+    for trip, (client, found) in updates.items():
+        assert lines[trip] == (client, found, True)
+
+
+def test_the_command_says_that_it_is_identical(run, capsys):
+    assert main(["replay", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["identical"] is True
+    assert told["server_steps"] == 40
+    assert main(["replay", str(run / "journal")]) == 0
+    said = capsys.readouterr().out
+    assert f"{told['updates']} updates, 40 server steps" in said
+    assert f"sha256 {told['digest']}" in said
+    assert "identical to the run's weights.safetensors, bit for bit" in said
+
+
+def test_the_command_names_the_first_difference_and_fails(run, tmp_path, fedbuff):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    weights = load_file(copy / "weights.safetensors")
+    name = sorted(weights)[1]
+    weights[name] = weights[name].copy()
+    weights[name].flat[5] = np.nextafter(weights[name].flat[5], np.float32(9))
+    save_file(weights, copy / "weights.safetensors")
+    done = fedbuff("replay", copy, code=1)
+    assert f"DIFFERENT from the run's weights.safetensors: {name}[" in done.stdout
+
+
+def test_a_version_on_the_way_can_be_had(run, tmp_path, capsys):
+    out = tmp_path / "weights.safetensors"
+    assert main(["replay", str(run), "--until", "40", "--out", str(out)]) == 0
+    assert first_difference(load_file(out), load_file(run / "weights.safetensors")) is None
+    capsys.readouterr()
+    assert main(["replay", str(run), "--until", "17", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["server_steps"] == 17
+    assert first_difference(load_file(out), load_file(run / "weights.safetensors")) is not None
+    assert main(["replay", str(run), "--until", "41"]) == 2
+    assert "--until 41: the journal ends at version 40" in capsys.readouterr().err
+
+
+def test_measured_durations_become_simulated_ones(run, tmp_path, capsys):
+    """A trace has every trip that arrived; a timeline that draws from it has its mean."""
+    trace = tmp_path / "durations.csv"
+    assert main(["replay", str(run), "--trace", str(trace)]) == 0
+    capsys.readouterr()
+    header, *rows = [line.split(",") for line in trace.read_text().splitlines()]
+    assert header == ["client", "duration", "seconds"]
+    durations = np.array([float(row[1]) for row in rows])
+    trips = load(run).trips
+    arrived = np.isin(trips["outcome"], ("used", "unused", "failed"))
+    assert np.array_equal(np.sort(durations), np.sort((trips["end_time"] - trips["start_time"])[arrived]))
+    assert sorted(int(row[0]) for row in rows) == sorted(trips["client"][arrived].tolist())
+    assert all(0 < float(row[2]) <= float(row[1]) for row in rows)
+
+    error = durations.std() / np.sqrt(50_000)
+    how = ["--trips", "50000", "--concurrency", "12", "--buffer-size", "3", "--json"]
+    assert main(["timeline", "--trace", str(trace), *how]) == 0
+    assert abs(json.loads(capsys.readouterr().out)["duration_mean"] - durations.mean()) < 5 * error
+    assert main(["timeline", f"--set=timing.trace.path={trace}", *how]) == 0
+    assert abs(json.loads(capsys.readouterr().out)["duration_mean"] - durations.mean()) < 5 * error
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_noise_is_replayed_from_the_seed_and_its_key_is_gone_with_the_run(noise, tmp_path, capsys):
+    privacy = {"noise_multiplier": 0.5, "delta": 1e-3, "clip": 1.0, "noise": noise, "max_participations": 4}
+    tables = {**TABLES, "privacy": privacy, "until": {"server_steps": 10}}
+    run = serve_to_the_end(Wires(tmp_path, tables), tables, kills=1)
+    if noise == "seeded":
+        assert main(["replay", str(run)]) == 0
+        assert "identical" in capsys.readouterr().out
+    else:
+        assert main(["replay", str(run)]) == 2
+        told = capsys.readouterr().err
+        assert "noise.key, which is deleted when a run ends" in told
+        assert told.count("\n") == 1
+
+
+def test_noise_is_replayed_while_its_key_is_there(tmp_path, capsys):
+    """Of a run that has stopped half-way."""
+    privacy = {"noise_multiplier": 0.5, "delta": 1e-3, "clip": 1.0, "noise": "secure", "max_participations": 4}
+    tables = {**TABLES, "privacy": privacy}
+    wires = Wires(tmp_path, tables)
+    wires.fuse = 60
+    with pytest.raises(Blown):
+        serve(from_tables(tables), wires.run, wires)
+    assert main(["replay", str(wires.run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["server_steps"] > 0
+    assert told["identical"] is None
+    assert main(["replay", str(wires.run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == told["digest"]
+
+
+def test_what_cannot_be_replayed_is_said_in_one_line(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "journal" / "00000000.journal").rename(copy / "journal" / "00000001.journal")
+    (tmp_path / "empty" / "journal").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "00000000.journal").write_bytes(b"")
+    for path, told in (
+        (copy, "its beginning was deleted (deploy.keep_journal = false)"),
+        (tmp_path / "empty", "there is no journal"),
+        (tmp_path / "nowhere", "there is no journal"),
+        (tmp_path / "other", "it does not begin with the settings of a run"),
+    ):
+        assert main(["replay", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert told in said
+        assert said.count("\n") == 1
+
+
+def test_a_short_journal_is_enough_to_go_on(tmp_path, monkeypatch):
+    """With keep_journal = false, and a disk that is full just when the checkpoint is written."""
+    monkeypatch.setattr(journals, "_SEGMENT", 20_000)
+    tables = changed(keep_journal=False)
+    wires, write = Wires(tmp_path, tables), folders.write_tensors
+
+    def full(path, *arguments):
+        if len(list((wires.run / "journal").glob("*.journal"))) and next(chance) < 0.2 and path.name == "state.safetensors":
+            raise FolderError("No space left on device")
+        write(path, *arguments)
+
+    rng = random.Random(3)
+    chance = iter(rng.random, None)
+    monkeypatch.setattr(folders, "write_tensors", full)
+    for _ in range(8):
+        with pytest.raises(FolderError, match="No space left"):
+            serve(from_tables(tables), wires.run, wires)
+    monkeypatch.setattr(folders, "write_tensors", write)
+    serve(from_tables(tables), wires.run, wires)
+    summary = load(wires.run).summary
+    assert summary["server_steps"] == 40
+    assert not (wires.run / "journal" / "00000000.journal").exists()
