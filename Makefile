@@ -31,7 +31,10 @@ bench: install ## how fast it is: training, the engine and the timeline, in half
 	$(BIN)/fedbuff bench
 	$(BIN)/python benchmarks/timeline.py
 
+soak: install ## a deployment whose processes are killed 20 times, in half an hour
+	$(BIN)/python tests/soak.py
+
 clean: ## remove the environment and what the tools cached
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint bench soak clean

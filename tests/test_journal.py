@@ -152,6 +152,22 @@ def test_only_the_last_segment_may_be_cut_short(tmp_path, monkeypatch):
         list(read(tmp_path))
 
 
+def test_a_commit_returns_when_everything_is_on_the_disk(tmp_path, monkeypatch):
+    synced, fdatasync = [], os.fdatasync
+
+    def noted(handle):
+        synced.append(os.fstat(handle).st_size)
+        fdatasync(handle)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    with Journal(tmp_path) as journal:
+        for facts, blob in SOME:
+            journal.append(facts, blob)
+            journal.commit()
+            assert synced[-1] == journal.position.offset
+    assert len(synced) == len(SOME)
+
+
 def test_updates_are_nobody_elses_to_read(tmp_path):
     write(tmp_path / "journal", SOME)
     assert (tmp_path / "journal").stat().st_mode & 0o077 == 0

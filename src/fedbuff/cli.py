@@ -18,6 +18,7 @@ from typing import Any
 from fedbuff import privacy_command, settings, toml
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
+from fedbuff.deploy import doctor
 from fedbuff.deploy import replay
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fedbuff … | head`: whoever read has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        print("fedbuff: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        print("fedbuff: interrupted; what was kept is safe (a run goes on with --resume)", file=sys.stderr)
         return 130
     except (SettingsError, FolderError, ValueError) as e:
         if os.environ.get("FEDBUFF_TRACEBACK"):
@@ -589,6 +590,7 @@ def _parser() -> argparse.ArgumentParser:
     privacy_command.parser(commands)
     secagg(commands)
     deploy_command.parser(commands)
+    doctor.parser(commands)
     replay.parser(commands)
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")

@@ -5,13 +5,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from fedbuff.deploy import status
+from fedbuff.deploy import init, status
 
 
 def parser(commands: Any) -> None:
     """`fedbuff deploy` for the command line's own parser."""
     summary = "FedBuff over a network, on Flower: set it up, run it, watch it."
     kinds = commands.add_parser("deploy", help=summary, description=summary).add_subparsers(required=True, metavar="KIND")
+    init.parser(kinds)
     status.parser(kinds)
     summary = "Stand for many clients: connect to a SuperLink, train what the server asks for, report."
     sub: argparse.ArgumentParser = kinds.add_parser("gateway", help=summary, description=summary)
@@ -41,4 +42,11 @@ def run_gateway(args: argparse.Namespace) -> None:
             raise SettingsError(f"--name {args.name}: {args.settings} has no deploy.gateways of that name; give --clients")
     clients = ranges(args.clients) if args.clients else deployment.clients_of(args.name)
     work = work_of(args.settings, None, 0, clients, args.folder)
-    gateway(work, args.superlink, key=args.key, root_certificates=args.root_certificates, insecure=args.insecure)
+    gateway(
+        work,
+        args.superlink,
+        key=args.key,
+        root_certificates=args.root_certificates,
+        insecure=args.insecure,
+        folder=args.folder,
+    )

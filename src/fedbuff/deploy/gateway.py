@@ -11,29 +11,14 @@ its own settings.
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_connection import http_request_response
 
+from fedbuff.deploy.fleet import Fleet, RefusedError, connected
 from fedbuff.deploy.flower import orders_in, reply
 from fedbuff.deploy.wire import MalformedError
 
@@ -42,6 +27,7 @@ _CLIENT_APP_RAISED = 2  # Flower's ErrorCode
 # Seconds between looks for work, and how they grow while there is none: a look costs the SuperLink as much as any request, and
 # it can answer a hundred of them in a second.
 _SOONEST, _LATEST, _SLOWER = 0.25, 1.0, 1.6
+_RECONNECT = 3.0
 
 
 def gateway(
@@ -51,57 +37,50 @@ def gateway(
     key: Path | None = None,
     root_certificates: Path | None = None,
     insecure: bool = False,
-    latest: float = _LATEST,
+    folder: Path | None = None,
 ) -> None:
-    """Serve until killed. `work` turns orders into a report."""
+    """Serve until killed. `work` turns orders into a report; in `folder` it remembers which node it is."""
     if insecure and key is not None:
         raise ValueError("--insecure goes without --key: authentication needs TLS")
     keys = None if key is None else private_key(key)
     certificates = None if root_certificates is None else root_certificates.read_bytes()
-    with http_request_response(superlink, insecure, certificates, keys, None, None) as connection:
-        node, receive, send, _, _, pull_object, push_object, confirm = connection
-        log.info("gateway: node %d at %s", node, superlink)
-        pause = _SOONEST
-        while True:
-            try:
-                found = receive()
-                if found is not None:
-                    pause = _SOONEST
-                    _answer(found, work, send, pull_object, push_object, confirm)
-                    continue
-            except (RunNotRunningException, ObjectPullError, httpx.HTTPError) as e:
-                log.warning("gateway: %s: %s; results stay in the outbox", type(e).__name__, e)
-                pause = max(pause, 0.2)
-            time.sleep(pause)
-            pause = min(latest, _SLOWER * pause)
+    remember = None if folder is None else folder / "node"
+    while True:
+        try:
+            with connected(superlink, keys=keys, certificates=certificates, insecure=insecure, remember=remember) as fleet:
+                log.info("gateway: node %d at %s", fleet.node, superlink)
+                _serve(fleet, work)
+        except (RefusedError, httpx.HTTPError) as e:  # not registered yet, taken for somebody else, or nobody is there
+            log.warning("gateway: %s: %s; trying again", type(e).__name__, e)
+        time.sleep(_RECONNECT)
 
 
-def _answer(
-    found: tuple[Message, Any],
-    work: Callable[[bytes], bytes],
-    send: Callable[..., tuple[set[str], str]],
-    pull_object: Callable[[int, str], bytes],
-    push_object: Callable[[int, str, str, bytes], None],
-    confirm: Callable[[int, str], None],
-) -> None:
-    head, tree = found
-    run, message_id = head.metadata.run_id, head.metadata.message_id
-    objects = [node.object_id for node in iterate_object_tree(tree)]
-    contents = pull_objects(objects, pull_object_fn=partial(pull_object, run))
-    confirm(run, message_id)
-    message = cast(Message, inflate_object_from_contents(message_id, contents))
-    message.metadata.__dict__["_message_id"] = message_id
+def _serve(fleet: Fleet, work: Callable[[bytes], bytes]) -> None:
+    pause, unlucky = _SOONEST, 0
+    while True:
+        try:
+            message = fleet.receive()
+            if message is not None:
+                _answer(fleet, message, work)
+                pause, unlucky = _SOONEST, 0
+                continue
+            unlucky = 0
+        except RefusedError as e:  # a run that has ended meanwhile, say; but if it goes on, we are not who we think
+            unlucky += 1
+            if unlucky > 3:
+                raise
+            log.warning("gateway: %s; results stay in the outbox", e)
+        time.sleep(pause)
+        pause = min(_LATEST, _SLOWER * pause)
+
+
+def _answer(fleet: Fleet, message: Message, work: Callable[[bytes], bytes]) -> None:
     began = time.perf_counter()
     try:
         answer = reply(message, work(orders_in(message)))
     except MalformedError as e:
         answer = Message(Error(_CLIENT_APP_RAISED, str(e)), reply_to=message)
-    answer.metadata.__dict__["_message_id"] = answer.object_id
-    with no_object_id_recompute():
-        wanted, session = send(answer, get_object_tree(answer), time.perf_counter() - began)
-        push_objects(
-            get_all_nested_objects(answer), push_object_fn=partial(push_object, run, session), object_ids_to_push=wanted
-        )
+    fleet.answer(message, answer, time.perf_counter() - began)
 
 
 def private_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:

@@ -153,7 +153,7 @@ def _opened(header: Facts, blob: bytes, path: Path, at_the_end: ExitStack) -> "t
         run = _run_of(path)
         if run is None or not (run / "noise.key").exists():
             raise FolderError(f"{path}: its noise was drawn from noise.key, which is deleted when a run ends: no replay")
-        folder = at_the_end.enter_context(Folder(run, settings.tables(), 0, resume=True))
+        folder = at_the_end.enter_context(Folder(run, header["settings"], 0, resume=True))
     make, arguments = settings.task
     task = make(**arguments)
     flat, _ = initial_weights(task, settings.seed)

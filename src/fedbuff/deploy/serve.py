@@ -59,6 +59,12 @@ def digest_of(client: LocalSGD, seed: int, weights: int) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def in_the_folder(settings: Settings) -> toml.Table:
+    """The settings that a run can't change: of [deploy] only what its journal depends on, so that a restart may wait longer."""
+    deployment = settings.deploy or Deployment()
+    return {**settings.tables(), "deploy": {"strikes": deployment.strikes}}
+
+
 class Service:
     """A run that is being served."""
 
@@ -72,7 +78,7 @@ class Service:
         make, arguments = settings.task
         self.task = make(**arguments)
         self.flat, self.weights = initial_weights(self.task, settings.seed)
-        self.tables = settings.tables()
+        self.tables = in_the_folder(settings)
         self.folder = at_the_end.enter_context(Folder(path, self.tables, 4 * self.weights.nbytes + (1 << 20), resume=True))
         if self.folder.finished:
             return
