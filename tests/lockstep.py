@@ -4,12 +4,12 @@ No plan, no look-ahead, no chunks: what `fedbuff.simulate` must agree with, bit 
 """
 
 from fedbuff import CancelTrip, Server, StartTrip, StepTaken, Task, TripFailed, UpdateArrived, UpdateRejected, Wake, Woke
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.plan import with_rate
 from fedbuff.sim.timing import Sizes, half_normal
-from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
 
 def lockstep(

@@ -2,8 +2,8 @@
 
     python tests/soak.py [--kills 20] [--gateways 4] [--clients 50] [--seed 0]
 
-SuperLink, SuperExec with the ServerApp, gateways and keeper are killed with −9 in turn and started again. In the end the run must
-be at its target, and the journals of both sides must say that no accepted update was lost or applied twice.
+SuperLink, SuperExec with the ServerApp, gateways and keeper are killed with −9 in turn and started again. In the end the run
+must be at its target, and the journals of both sides must say that no accepted update was lost or applied twice.
 """
 
 import argparse
@@ -77,7 +77,9 @@ def main() -> None:
             if name != "serverapp":  # which the keeper has started again
                 deployment.start(name)
             deployment.until(
-                lambda: deployment.updates() > before + 20 or deployment.finished(), f"no update since {name} was killed", 400
+                lambda before=before: deployment.updates() > before + 20 or deployment.finished(),
+                f"no update since {name} was killed",
+                400,
             )
             say(began, f"kill {number + 1}: {name}; {deployment.updates():,} updates")
         deployment.until(deployment.finished, "the run is not finished", args.hours * 3600)

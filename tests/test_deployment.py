@@ -1,5 +1,6 @@
 """A deployment in real processes on loopback, with TLS and keys as `fedbuff deploy init` makes them: it trains, it survives
-kill −9, and strangers are kept out."""
+kill −9, and strangers are kept out.
+"""
 
 import contextlib
 import socket
@@ -13,7 +14,6 @@ import pytest
 pytest.importorskip("flwr")
 
 from deployment import Deployment, check_journals, check_replay
-
 from fedbuff.deploy import processes
 from fedbuff.deploy.certificates import make_key
 from fedbuff.deploy.fleet import RefusedError, connected

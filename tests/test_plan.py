@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedbuff as fb
+from fedbuff.core.trips import COLUMNS
 from fedbuff.sim.fastplan import FastPlan, fastest
 from fedbuff.sim.plan import Plan
 from fedbuff.sim.timing import Sizes
-from fedbuff.core.trips import COLUMNS
 
 TIMINGS = [
     fb.half_normal(1.0),

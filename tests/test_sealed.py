@@ -1,4 +1,4 @@
-"""Secure aggregation and differential privacy over the deployment's transport: the sum is right to the bit, whoever is killed."""
+"""Secure aggregation and differential privacy over the deployment's transport: right to the bit, whoever is killed."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from test_replay import TABLES, Blown, Wires, serve_to_the_end
 
 pytest.importorskip("cryptography")
@@ -72,7 +73,7 @@ def test_a_sum_that_can_not_be_is_an_error(total):
 
 
 def test_a_sum_of_another_version_is_an_error():
-    server, trips = sealed_server()
+    server, _ = sealed_server()
     with pytest.raises(ValueError, match="no full, sealed buffer"):
         server.handle(SumOpened(0, np.zeros(3)))
 

@@ -34,7 +34,7 @@ def test_a_server_in_a_file_takes_what_server_in_python_takes():
     """ServerSettings spells out for TOML what Server's signature leaves open to any function."""
     in_python = inspect.signature(fb.Server).parameters
     in_file = {f.name: f for f in dataclasses.fields(ServerSettings)}
-    assert set(in_file) == set(in_python) - {"weights", "clients", "seed", "available", "protection"}
+    assert set(in_file) == set(in_python) - {"weights", "clients", "seed", "available", "protection", "sealed"}
     for name, field in in_file.items():
         if field.default is not dataclasses.MISSING:
             assert field.default == in_python[name].default, name
@@ -43,7 +43,7 @@ def test_a_server_in_a_file_takes_what_server_in_python_takes():
 def test_settings_hold_every_argument_of_simulate():
     arguments = set(inspect.signature(fb.simulate).parameters)
     how = {"out", "resume", "checkpoint_every", "settings", "progress", "workers", "engine", "address", "say"}
-    assert {f.name for f in dataclasses.fields(Settings)} - {"name"} == arguments - how - {"algorithm"}
+    assert {f.name for f in dataclasses.fields(Settings)} - {"name", "deploy"} == arguments - how - {"algorithm"}
 
 
 def test_choices_are_the_keys_whose_values_are_one_of_several_kinds():

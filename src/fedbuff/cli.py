@@ -18,8 +18,7 @@ from typing import Any
 from fedbuff import privacy_command, settings, toml
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
-from fedbuff.deploy import doctor
-from fedbuff.deploy import replay
+from fedbuff.deploy import doctor, replay
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
 from fedbuff.report.files import FolderError, write_json, write_text

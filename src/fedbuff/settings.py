@@ -113,6 +113,8 @@ class Settings:
         check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
         if self.secure_aggregation is not None:
             agree(self.secure_aggregation, self.server, self.privacy)
+        if self.deploy is not None and isinstance(self.server.start, cohort) and self.server.start.poisson:
+            raise ValueError("poisson=True: over a network who is not there can't be in a cohort, so it is no Poisson sample")
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
             limits = {"server_steps": self.until.server_steps, "trips": self.until.trips}

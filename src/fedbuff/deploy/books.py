@@ -156,7 +156,7 @@ class Books:
         return self._noted(self.server.handle(TripFailed(trip, reason, now)), now)
 
     def _counted(self, record: Record) -> list[Command]:
-        self.counts.refused[record["reason"]] += 1
+        self.counts.refused[record["reason"]] += record.get("counts", 1)
         if record["kind"] == "strike" or record.get("strike"):
             client = record.get("client")
             who = f"gateway {record['gateway']}" if client is None else f"client {client}"

@@ -34,12 +34,12 @@ from fedbuff.norm import norm
 DEADLINE, PROBLEM = "deadline", "client failed"
 UNKNOWN, ANOTHERS, TWICE, LATE = "unknown trip", "another client's trip", "sent twice", "too late"
 OVER, NOT_SEALED, NOT_ASKED = "the run is over", "refused by the trusted aggregator", "not asked for"
+SHUT_OUT, TAKEN = "shut out", "clients of another gateway"
 SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE = "wrong size", "not finite", "norm too large", "bad number of examples", "too often"
 MALFORMED, OTHER_JOB, NOT_ITS_CLIENTS = "malformed report", "another run's report", "clients that are not its own"
 STRIKES = (UNKNOWN, ANOTHERS, SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE, MALFORMED, NOT_ITS_CLIENTS)
 _ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips whose result was here before
 _MINUTE = 60.0
-_MOST_EXAMPLES = 1 << 53
 _MOST_SEALED = 1024  # bytes that come with a masked update
 
 
@@ -118,6 +118,8 @@ class Dispatch:
             if gateway.node != node:
                 if gateway.node is not None:
                     self._by_node.pop(gateway.node, None)
+                    for message in list(gateway.sent):  # they went to the node that it was
+                        self.lost(message, now)
                 gateway.node, gateway.greeted = node, False
                 self._by_node[node] = gateway
                 gateway.last_seen = now
@@ -133,6 +135,9 @@ class Dispatch:
         number, trips = gateway.sent.pop(message)
         self._overtaken[gateway.name] = max(number, self._overtaken.get(gateway.name, -1))
         gateway.last_seen = now
+        if self.books.shut_out(f"gateway {gateway.name}"):
+            self.books.counts.refused[SHUT_OUT] += 1
+            return
         most = self.deployment.most_bytes(len(trips), self.books.server.weights.nbytes)
         try:
             if len(data) > most:
@@ -145,15 +150,21 @@ class Dispatch:
         if report.job != self.job:
             self._unusable(gateway, trips, OTHER_JOB, now)
             return
-        if not self._introduced(gateway, report.clients):
-            self._unusable(gateway, trips, NOT_ITS_CLIENTS, now, f"{report.clients}"[:100])
+        if (reason := self._introduced(gateway, report.clients)) is not None:
+            self._unusable(gateway, trips, reason, now, f"{report.clients}"[:100])
+            gateway.greeted = reason == TAKEN  # it is asked again when the other one is gone
             return
         if any(not self.books.present.up(client) for client in numbers_in(report.clients)) and not self._closing:
             self._present(numbers_in(report.clients), True, now)
         for result in report.results:
             self._result(gateway, result, now)
-        gateway.forget.update(trip for trip in report.holding if not self._wanted(trip))
-        self._again(trips)  # those that it did not report
+        for trip in report.holding:
+            if self._closing and self._wanted(trip) and trip not in gateway.forget:
+                self._refuse(gateway, self.books.trips.client[trip], OVER, now, trip)
+            if self._closing or not self._wanted(trip):
+                gateway.forget.add(trip)
+        if not report.problem:
+            self._again(trips)  # those that it did not report; with a problem it would not be better the next time
 
     def lost(self, message: str, now: float) -> None:
         """A message that will not be answered: it expired, or its node went away."""
@@ -212,7 +223,8 @@ class Dispatch:
     @property
     def drained(self) -> bool:
         """After `close`: nothing is out, and everybody knows what to forget."""
-        return self._closing and not self._owner and not any(g.node is not None and g.forget for g in self.gateways.values())
+        waiting = [g for g in self.gateways.values() if g.node is not None and g.forget]
+        return self._closing and not self._owner and all(self.books.shut_out(f"gateway {g.name}") for g in waiting)
 
     # ── what follows ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -341,7 +353,7 @@ class Dispatch:
         if result.problem:
             return PROBLEM, result.problem
         weights = server.weights
-        if not 1 <= result.examples <= _MOST_EXAMPLES:
+        if not 1 <= result.examples <= limits.max_examples:
             return EXAMPLES, f"{result.examples}"
         if self._vault is not None:
             late = server.version - started[1] > self._most_stale
@@ -383,6 +395,9 @@ class Dispatch:
         self._happened(record)
         if client is None and self.books.shut_out(who) and gateway.clients:
             self._present(gateway.clients, False, now)
+            for lost, (owner, _) in list(self.books.server.in_flight.items()):
+                if owner in gateway.clients:
+                    self._happened({"kind": "failed", "trip": lost, "reason": SHUT_OUT, "counts": 0, "time": now})
 
     def _unusable(self, gateway: Gateway, trips: Iterable[int], reason: str, now: float, detail: str = "") -> None:
         """A whole report is refused: its trips are still wanted, and the gateway has to introduce itself again."""
@@ -390,19 +405,25 @@ class Dispatch:
         self._again(trips)
         gateway.greeted = False
 
-    def _introduced(self, gateway: Gateway, claimed: Ranges) -> bool:
-        """Whom the gateway stands for: as our settings say, or as it says itself where they leave it open."""
+    def _introduced(self, gateway: Gateway, claimed: Ranges) -> str | None:
+        """Whom the gateway stands for, as our settings say or as it says itself where they leave it open; or why not."""
         total = len(self.books.server.clients)
-        clients = frozenset(numbers_in(claimed)) if all(last < total for _, last in claimed) else frozenset()
+        sensible = all(last < total for _, last in claimed) and sum(last - first + 1 for first, last in claimed) <= total
+        clients = frozenset(numbers_in(claimed)) if sensible else frozenset()
         if gateway.clients is None:
             others = [
                 c for c in clients if (g := self._gateway_of.get(c)) is not None and g is not gateway and g.node is not None
             ]
-            if not clients or others or self.deployment.gateways:
-                return False
+            if not clients or self.deployment.gateways:
+                return NOT_ITS_CLIENTS
+            if others:
+                return TAKEN
+            for other in {self._gateway_of[c].name for c in clients if c in self._gateway_of}:
+                self.gateways[other].clients = None  # it is gone; should it return, it has to say anew whom it stands for
+                self.gateways[other].queue.clear()
             gateway.clients = clients
             self._bind(gateway)
-        return bool(clients) and clients <= gateway.clients
+        return None if clients and clients <= gateway.clients else NOT_ITS_CLIENTS
 
     def _present(self, clients: Iterable[int], up: bool, now: float) -> None:
         self._happened({"kind": "present", "clients": ranges_of(clients), "up": up, "time": now})
@@ -414,6 +435,8 @@ class Dispatch:
             self.lost(message, now)
         if gateway.clients:
             self._present(gateway.clients, False, now)
+        for other in self.gateways.values():  # who waits to take its clients over is asked again
+            other.greeted = other.greeted and other.clients is not None
 
     def _known(self, name: str) -> Gateway:
         return self.gateways.setdefault(name, Gateway(name))

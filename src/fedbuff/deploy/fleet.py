@@ -138,7 +138,10 @@ def connected(
     """
     private, public = keys or generate_key_pairs()
     name = public_key_to_bytes(public)
-    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, public),
+    ]
     with FleetHttpClient.from_server_address(superlink, insecure, certificates, interceptors=interceptors) as client:
         if keys is None:
             patiently(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=name)), patience)

@@ -73,18 +73,21 @@ class Journal:
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
-    def rotate(self, keep: bool = True) -> None:
-        """Begin a new segment if this one is large; without `keep`, delete those before it, which nobody needs to restart."""
+    def rotate(self) -> None:
+        """Begin a new segment if this one is large."""
         if self._file.tell() < _SEGMENT:
             return
         self.commit()
         self._file.close()
-        if not keep:
-            for old in _segments(self.folder):
-                _path(self.folder, old).unlink()
         self._segment += 1
         self._file = _path(self.folder, self._segment).open("ab")
         _sync_folder(self.folder)
+
+    def drop(self) -> None:
+        """Delete the segments before this one: when a checkpoint says that nobody needs them any more."""
+        for old in _segments(self.folder):
+            if old < self._segment:
+                _path(self.folder, old).unlink()
 
 
 def read(folder: Path, since: Position = Position()) -> Iterator[tuple[Facts, bytes]]:

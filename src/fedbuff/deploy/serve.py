@@ -112,7 +112,7 @@ class Service:
         if kept is not None:
             arrays, facts = kept
             self.books.restore(arrays, facts["books"])
-            self.metrics, self.reached = facts["metrics"], facts["reached"]
+            self.metrics, self.reached, self.stopped = facts["metrics"], facts["reached"], facts["stopped"]
             since, job = Position(*facts["position"]), facts["job"]
             self._before = facts["wall_seconds"]
         count = 0
@@ -135,7 +135,7 @@ class Service:
         return job
 
     def checkpoint(self) -> None:
-        self.journal.rotate(self.deployment.keep_journal)
+        self.journal.rotate()
         arrays, facts = self.books.state()
         self.folder.checkpoint(
             arrays,
@@ -143,11 +143,14 @@ class Service:
                 "books": facts,
                 "metrics": self.metrics,
                 "reached": self.reached,
+                "stopped": self.stopped,
                 "position": self.journal.position,
                 "job": self.job,
                 "wall_seconds": self.wall_seconds(),
             },
         )
+        if not self.deployment.keep_journal:
+            self.journal.drop()  # now that the checkpoint does not need them
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +189,7 @@ class Service:
             if self.stopped is not None and not closing:
                 log.info("draining", {"reason": self.stopped})
                 dispatch.close()
+                self.checkpoint()  # a server that is killed now has stopped all the same
                 closing = now + self.deployment.drain
             sent = self.send(transport)
             if now - kept >= self.deployment.checkpoint_every:

@@ -16,6 +16,7 @@ class Deployment:
                           empty: a gateway says itself, and the first to say it is believed
     strikes               so many bad messages shut a client or a gateway out
     max_norm              an update that is longer is refused (by default any length is taken; privacy clips)
+    max_examples          an update that claims to come from more is refused
     results_per_minute    of a client; more are refused
     poll                  seconds between looks for replies: each costs the SuperLink a hundredth of a second
     checkpoint_every      seconds between checkpoints; a restart reads the journal since
@@ -30,6 +31,7 @@ class Deployment:
     gateways: dict[str, str] = field(default_factory=dict)
     strikes: int = 5
     max_norm: float | None = None
+    max_examples: int = 1_000_000
     results_per_minute: int = 600
     poll: float = 0.2
     checkpoint_every: float = 30.0
@@ -41,7 +43,7 @@ class Deployment:
         check.number(0, above=True, deadline=self.deadline, poll=self.poll)
         check.number(0, checkpoint_every=self.checkpoint_every, drain=self.drain)
         check.integer(1, trips_per_message=self.trips_per_message, messages_per_gateway=self.messages_per_gateway)
-        check.integer(1, strikes=self.strikes, results_per_minute=self.results_per_minute)
+        check.integer(1, strikes=self.strikes, results_per_minute=self.results_per_minute, max_examples=self.max_examples)
         if self.max_norm is not None:
             check.number(0, above=True, max_norm=self.max_norm)
         taken: dict[int, str] = {}

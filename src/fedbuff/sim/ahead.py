@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, USED
 from fedbuff.core.versions import Vector
 from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import NOW, Chunk, Pool
-from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, USED
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step
 _TRIPS = 64  # a chunk has at most so many trips,

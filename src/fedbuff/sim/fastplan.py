@@ -17,9 +17,9 @@ import numpy as np
 
 from fedbuff.compiled import load
 from fedbuff.core.starting import arrivals, cohort, refill
+from fedbuff.core.trips import COLUMNS, IN_FLIGHT, Trips
 from fedbuff.sim.clock import WAKES, nothing_left
 from fedbuff.sim.plan import Plan, Step, hopeless, patience
-from fedbuff.core.trips import COLUMNS, IN_FLIGHT, Trips
 
 _SOURCE = Path(__file__).with_name("plan.cpp")
 # sums and products are rounded one by one, as in Python

@@ -13,11 +13,11 @@ from fedbuff.core.random import Draw
 from fedbuff.core.schedule import Schedule
 from fedbuff.core.staleness import Weigh
 from fedbuff.core.starting import StartingRule, arrivals
+from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
 from fedbuff.sim.timing import Sizes
-from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 
 _HOPELESS = 20_000  # trips
 

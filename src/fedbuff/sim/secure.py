@@ -201,9 +201,10 @@ class EnclaveBuffer:
         """As `Buffer` says."""
         _within(self.policy, staleness)
         enclave, server, now = self._enclave, self._server, float(version)
+        slots = enclave.issue(clients, now)
         try:
-            for trip, client, old, row in zip(trips, clients, staleness, rows, strict=True):
-                self._upload(trip, client, version - old, version, updates[row])
+            for trip, client, slot, old, row in zip(trips, clients, slots, staleness, rows, strict=True):
+                self._upload(trip, client, slot, version - old, version, updates[row])
         except ValueError as e:
             for seed in server.ready():
                 server.forget(seed.slot)
@@ -218,13 +219,14 @@ class EnclaveBuffer:
         total = server.unmask(enclave.release(version, server.serials))
         return self.policy.fixed_point.decode(total)  # the noise is in it
 
-    def _upload(self, trip: int, client: int, start: int, version: int, update: NDArray[np.floating]) -> None:
+    def _upload(self, trip: int, client: int, slot: bytes, start: int, version: int, update: NDArray[np.floating]) -> None:
         from fedbuff.secagg.client import EnclaveClient
 
         if client not in self._clients:
             self._clients[client] = EnclaveClient(client, self._aggregator, secrets.token_bytes, hashes=False)
         for attempt in range(256):
-            (slot,) = self._enclave.issue([client], float(version))
+            if attempt:
+                (slot,) = self._enclave.issue([client], float(version))
             stage = _dropped(self._seed, trip, attempt, self._dropout, stages=3)
             if stage == 0:
                 continue  # gone with a slot
