@@ -35,6 +35,7 @@ _START = 120.0  # seconds to wait for a worker: it may have to read a dataset
 _SIZE = struct.Struct("<Q")
 Work = Callable[[bytes], bytes]
 _here: dict[int, Work] = {}  # of tasks that only this process knows
+_started: list["subprocess.Popen[bytes]"] = []
 
 
 def ask(orders: bytes, task: Any, client: LocalSGD | None, seed: int, node_config: dict[str, Any]) -> bytes:
@@ -116,33 +117,31 @@ def _socket(spec: dict[str, Any], folder: Path) -> Path:
 
 
 def _through(path: Path, spec: dict[str, Any], orders: bytes) -> bytes:
-    until = time.monotonic() + _START
-    started: subprocess.Popen[bytes] | None = None
+    """Ask the worker at this socket, which is started if it is not there; orders are safe to repeat."""
+    until, started = time.monotonic() + _START, None
     while True:
         with socket.socket(socket.AF_UNIX) as s:
             try:
                 s.connect(str(path))
+                send(s, orders)
+                return receive(s)
             except OSError as e:
                 if started is None:
-                    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    log = (path.parent / "worker.log").open("ab")
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "fedbuff.deploy.worker",
-                        json.dumps({**spec, "socket": str(path)}, default=str),
-                    ]
-                    started = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                    )
+                    started = _start(path, spec)
                 elif started.poll() not in (None, 0):
                     raise RuntimeError(f"the worker could not start: see {path.parent / 'worker.log'}") from e
                 if time.monotonic() > until:
                     raise RuntimeError(f"no worker at {path} after {_START:g} s: see {path.parent / 'worker.log'}") from e
-                time.sleep(0.05)
-                continue
-            send(s, orders)
-            return receive(s)
+        time.sleep(0.05)
+
+
+def _start(path: Path, spec: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-m", "fedbuff.deploy.worker", json.dumps({**spec, "socket": str(path)}, default=str)]
+    with (path.parent / "worker.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    _started.append(process)  # it outlives us, and nobody waits for it
+    return process
 
 
 def send(s: socket.socket, data: bytes) -> None:
