@@ -9,13 +9,20 @@ message to a worker that stays: Flower starts a process for every message, and l
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedbuff.deploy.serve import serve
 from fedbuff.deploy.settings import Deployment
@@ -23,6 +30,7 @@ from fedbuff.deploy.wire import MalformedError
 from fedbuff.settings import Settings, from_tables, read
 
 _RECORD, _ORDERS, _REPORT = "fedbuff", "orders", "report"
+_HALF = 30.0  # seconds after which half a reply is no reply
 
 
 # ── server ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,6 +80,8 @@ class GridTransport:
 
     def __init__(self, grid: Grid, ttl: float) -> None:
         self._grid, self._ttl = grid, ttl
+        # Flower waits, for minutes, for the rest of a reply whose sender died half-way; we look again later
+        self._replies = Replies(grid) if isinstance(grid, HttpGrid) else None
 
     def nodes(self) -> dict[int, str]:
         return {node.node_id: node.name for node in self._grid.get_nodes()}
@@ -84,7 +94,60 @@ class GridTransport:
         return [name or None for name in self._grid.push_messages(made)]
 
     def pull(self, messages: Sequence[str]) -> list[tuple[str, bytes | None]]:
+        if self._replies is not None:
+            return self._replies.pull(messages)
         return [(m.metadata.reply_to_message_id, report_in(m)) for m in self._grid.pull_messages(messages)]
+
+
+class Replies:
+    """`Grid.pull_messages` that takes what is there and never waits."""
+
+    def __init__(self, grid: HttpGrid) -> None:
+        self._grid = grid
+        self._arriving: dict[str, Arriving] = {}  # by the message that they answer
+
+    def pull(self, messages: Sequence[str]) -> list[tuple[str, bytes | None]]:
+        client = self._grid._runtime_client
+        waiting = [message for message in messages if message not in self._arriving]
+        if waiting:
+            found = client.PullMessages(PullAppMessagesRequest(message_ids=waiting))
+            for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                parts = [part.object_id for part in iterate_object_tree(tree)]
+                name = head.metadata.message_id
+                self._arriving[head.metadata.reply_to_message_id] = Arriving(name, parts, {}, time.monotonic())
+        done: list[tuple[str, bytes | None]] = []
+        for answered, reply in list(self._arriving.items()):
+            if answered not in messages:  # given up meanwhile
+                del self._arriving[answered]
+            elif (outcome := self._look(reply)) is not None:
+                done.append((answered, report_in(outcome) if isinstance(outcome, Message) else None))
+                del self._arriving[answered]
+        return done
+
+    def _look(self, reply: "Arriving") -> "Message | Literal['lost'] | None":
+        """The whole reply, or that it is lost, or None if the rest is still to come."""
+        client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
+        for part in reply.parts:
+            if part in reply.contents:
+                continue
+            found = client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=part))
+            if not found.object_found or time.monotonic() - reply.since > _HALF:
+                return "lost"
+            if not found.object_available:
+                return None
+            reply.contents[part] = found.object_content
+        client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=reply.name))
+        return cast(Message, inflate_object_from_contents(reply.name, reply.contents))
+
+
+@dataclass
+class Arriving:
+    """A reply whose parts are being fetched."""
+
+    name: str
+    parts: list[str]
+    contents: dict[str, bytes]
+    since: float
 
 
 def report_in(message: Message) -> bytes | None:
