@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -353,6 +354,9 @@ class Flower:
         if "register" in command:
             self.registered += 1
             return {"success": False, "error-message": "[code: 23] Public key already in use."}
+        if command[1] == "stop":
+            self.runs[command[2]] = "finished:stopped"
+            return {"success": True}
         if command[1] == "run" and self.refuses:
             self.refuses -= 1
             return {"success": False, "error-message": "not now"} if self.refuses % 2 else None
@@ -401,6 +405,25 @@ def test_a_run_that_lost_its_server_is_submitted_again(kept, end):
 
 def test_a_run_that_is_on_its_way_is_not_submitted_twice(kept):
     assert kept("running", "running", "done", before={"7": "running"}) == 0
+
+
+@pytest.mark.parametrize(("pid", "host", "later", "submitted"), [
+    ("dead", platform.node(), 60, 2),
+    ("dead", platform.node(), -60, 1),  # a status of the run before this one
+    ("dead", "elsewhere", 60, 1),
+    ("alive", platform.node(), 60, 1),
+])  # fmt: skip
+def test_a_server_that_died_on_this_machine_is_replaced_at_once(kept, folder, pid, host, later, submitted):
+    if pid == "dead":
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+    status = {"state": "running", "pid": process.pid if pid == "dead" else os.getpid(), "host": host}
+    (folder / "run").mkdir()
+    file = folder / "run" / "status.json"
+    file.write_text(json.dumps(status))
+    os.utime(file, (time.time() + later,) * 2)
+    looks = ["", "running", "running", "done"] if submitted == 1 else ["", "running", "", "done"]
+    assert kept(*looks) == submitted
 
 
 def test_a_superlink_that_is_away_is_waited_for(kept):

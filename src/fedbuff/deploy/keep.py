@@ -7,6 +7,8 @@ It may be killed and started again itself: a run that is on its way is found, an
 
 import json
 import logging
+import os
+import platform
 import subprocess
 import time
 from pathlib import Path
@@ -28,7 +30,7 @@ def keep_running(folder: Path, every: float = 15.0) -> None:
     """
     processes.address(folder)
     summary = processes.run_folder(folder) / "summary.json"
-    ours, since, soon, reachable = "", 0.0, 0, True
+    ours, since, seen, soon, reachable = "", 0.0, 0.0, 0, True
     while not summary.exists():
         runs = _runs(folder)
         if (runs is not None) != reachable:
@@ -40,8 +42,13 @@ def keep_running(folder: Path, every: float = 15.0) -> None:
         active = [run for run, found in runs.items() if not found["status"].startswith("finished")]
         if active:
             if ours != active[0]:
-                ours, since = active[0], time.monotonic()
+                ours, since, seen = active[0], time.monotonic(), time.time()
                 log.info("run %s is %s", ours, runs[ours]["status"])
+            if _died(processes.run_folder(folder), seen):  # Flower would notice in a minute
+                log.warning("run %s: its server's process has died", ours)
+                _flwr(processes.stop_command(folder, ours), folder)
+                ours = ""
+                continue
             _wait(summary, every)
             continue
         if ours:
@@ -51,7 +58,7 @@ def keep_running(folder: Path, every: float = 15.0) -> None:
             if summary.exists():
                 break
         _register(folder)
-        ours, since = _submit(folder) or "", time.monotonic()
+        ours, since, seen = _submit(folder) or "", time.monotonic(), time.time()
         _wait(summary, every)
     log.info("finished: %s", summary)
 
@@ -135,6 +142,21 @@ def _explain(run: str, found: Answer | None, soon: int) -> None:
 
 def _reason(answer: Answer) -> str:
     return " ".join(str(answer.get("error-message", answer)).split())
+
+
+def _died(run: Path, since: float) -> bool:
+    """Whether a server that has written its status since then, on this machine, is no longer there."""
+    try:
+        file = run / "status.json"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if file.stat().st_mtime < since or found["state"] not in ("running", "draining") or found["host"] != platform.node():
+            return False
+        os.kill(found["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return False
 
 
 def _wait(file: Path, seconds: float) -> None:

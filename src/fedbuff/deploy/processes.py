@@ -136,6 +136,11 @@ def list_command(folder: Path) -> Command:
     return [tool("flwr"), "ls", CONNECTION, "--format", "json"]
 
 
+def stop_command(folder: Path, run: str) -> Command:
+    """`flwr stop`: to Flower, the run is over."""
+    return [tool("flwr"), "stop", run, CONNECTION, "--format", "json"]
+
+
 def gateways(folder: Path) -> dict[str, str]:
     """The gateways by name, with the clients that are behind each."""
     file = settings_file(folder)
