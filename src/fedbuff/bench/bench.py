@@ -21,7 +21,7 @@ from fedbuff.sim.workers import cores
 from fedbuff.version import __version__
 
 SPEED = ("cifar", "sent140", "celeba", "logistic")
-LAYERS = {"cifar": ("tree", "blt", "enclave"), "million": ("tree", "blt", "enclave")}  # on top of ours
+LAYERS = {"cifar-again": ("tree", "blt", "enclave"), "million": ("tree", "blt", "enclave")}  # on top of ours
 COSTS = {"tree": 0.10, "blt": 0.10, "enclave": 0.05}  # of trips per second, at most
 GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
 

@@ -51,7 +51,7 @@ def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -
 
     def watch(status: Status) -> None:
         nonlocal first, rate
-        if first is None and status.trips >= 2 * CONCURRENCY:
+        if first is None and status.trips >= workload.after:
             first = status.trips, time.perf_counter()
         elif first is not None and status.trips >= first[0] + count:
             rate = (status.trips - first[0]) / (time.perf_counter() - first[1])
