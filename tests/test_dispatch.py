@@ -29,10 +29,10 @@ WHICH = st.integers(0, 9)
 class Unreliable(RuleBasedStateMachine):
     """Anything may happen, in any order."""
 
-    @initialize(buffer_size=st.integers(1, 3), messages=st.integers(1, 2))
-    def begins(self, buffer_size, messages):
+    @initialize(buffer_size=st.integers(1, 3), messages=st.integers(1, 2), linger=st.sampled_from([0.0, 2.0]))
+    def begins(self, buffer_size, messages, linger):
         self.folder = Path(tempfile.mkdtemp(prefix="unreliable-", dir=MEMORY))
-        self.world = World(self.folder, NORTH_AND_SOUTH, buffer_size=buffer_size, messages_per_gateway=messages)
+        self.world = World(self.folder, NORTH_AND_SOUTH, buffer_size=buffer_size, messages_per_gateway=messages, linger=linger)
 
     @rule(seconds=st.sampled_from([0.1, 0.1, 0.1, 1.0, 11.0]))
     def the_server_looks(self, seconds):

@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedbuff.deploy import flower
-from fedbuff.deploy.flower import Replies, reply
+from fedbuff.deploy.flower import GridTransport, Replies, reply
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +92,36 @@ def test_a_reply_to_a_message_that_was_given_up_is_not_fetched():
     superlink.there = set(superlink.objects)
     assert replies.pull(["another"]) == []
     assert superlink.confirmed == 0
+
+
+# ── nodes that come back ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Grid:
+    """A Grid with one node, nothing of which is ever answered."""
+
+    def __init__(self):
+        self.activated, self.pushed = "monday", 0
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=7, name="north", last_activated_at=self.activated)]
+
+    def push_messages(self, messages):
+        self.pushed += len(messages)
+        return [f"message {self.pushed}"]
+
+    def pull_messages(self, names):
+        return []
+
+
+def test_what_a_node_had_before_it_was_started_again_is_lost():
+    grid = Grid()
+    transport = GridTransport(grid, ttl=60.0)
+    assert transport.nodes() == {7: "north"}
+    (before,) = transport.push([(7, b"orders")])
+    assert transport.pull([before]) == []
+    grid.activated = "tuesday"
+    assert transport.nodes() == {7: "north"}
+    (after,) = transport.push([(7, b"orders")])
+    assert transport.pull([before, after]) == [(before, None)]
+    assert transport.pull([after]) == []

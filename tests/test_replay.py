@@ -34,7 +34,14 @@ TABLES = {
     },
     "client": {"lr": 0.1},
     "until": {"server_steps": 40},
-    "deploy": {"deadline": 60.0, "poll": 0.001, "checkpoint_every": 0.02, "trips_per_message": 1, "gateways": GATEWAYS},
+    "deploy": {
+        "deadline": 60.0,
+        "linger": 0.0,
+        "poll": 0.001,
+        "checkpoint_every": 0.02,
+        "trips_per_message": 1,
+        "gateways": GATEWAYS,
+    },
 }
 
 

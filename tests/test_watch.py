@@ -43,7 +43,7 @@ def settings(trips: int, **deploy: Any) -> Settings:
             "client": {"lr": 0.1},
             "until": {"trips": trips},
             "evaluate_every": 40,
-            "deploy": {"poll": 0.002, "strikes": 3, "trips_per_message": 4, "metrics": "127.0.0.1:0", **deploy},
+            "deploy": {"poll": 0.002, "linger": 0.0, "strikes": 3, "trips_per_message": 4, "metrics": "127.0.0.1:0", **deploy},
         }
     )
 

@@ -64,7 +64,9 @@ class World:
         **deployment: Any,
     ) -> None:
         self.folder, self.start, self.buffer_size, self.count = folder, start, buffer_size, clients
-        self.deployment = Deployment(**{"deadline": 10.0, "trips_per_message": 2, "gateways": gateways, **deployment})
+        self.deployment = Deployment(
+            **{"deadline": 10.0, "linger": 0.0, "trips_per_message": 2, "gateways": gateways, **deployment}
+        )
         self.now, self.kept = 0.0, None
         self.mail: dict[str, tuple[str, int, bytes]] = {}
         self.past: list[tuple[str, bytes]] = []
@@ -138,7 +140,7 @@ class World:
         if killed == "after the commit":
             self.die()
             raise Killed
-        messages = dispatch.messages()
+        messages = dispatch.messages(self.now)
         for n, (node, orders, name) in enumerate(messages):
             if killed == "while sending" and n == int(cut * len(messages)):
                 self.die()

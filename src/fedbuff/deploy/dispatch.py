@@ -56,6 +56,7 @@ class Gateway:
     forget: set[int] = field(default_factory=set)
     greeted: bool = False
     messages: int = 0
+    last_sent: float = -math.inf
     last_seen: float = 0.0
     problem: str = ""
 
@@ -238,19 +239,20 @@ class Dispatch:
         """Messages that are out."""
         return list(self._owner)
 
-    def messages(self) -> list[tuple[int, Orders, str]]:
+    def messages(self, now: float | None = None) -> list[tuple[int, Orders, str]]:
         """What to send now: node, orders, and a name until `sent` says which message it became, or `lost` that it did not."""
-        found = []
+        found, now = [], self.books.time if now is None else now
         self._ask_for_updates()
         for gateway in self.gateways.values():
             while gateway.node is not None and len(gateway.sent) < self.deployment.messages_per_gateway:
-                orders = self._orders(gateway)
+                orders = self._orders(gateway) if self._pays(gateway, now) else None
                 if orders is None:
                     break
                 name = f"{gateway.name}/{gateway.messages}"
                 asked = tuple(trip for trip, _, _ in orders.ask)
                 gateway.sent[name] = gateway.messages, (*(order.trip for order in orders.trips), *asked)
                 gateway.messages += 1
+                gateway.last_sent = now
                 self._owner[name] = gateway
                 found.append((gateway.node, orders, name))
         return found
@@ -262,6 +264,12 @@ class Dispatch:
         self._owner[message] = gateway
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pays(self, gateway: Gateway, now: float) -> bool:
+        """Whether to send what there is: a message costs the SuperLink some twenty requests, whatever is in it."""
+        if self._closing or gateway.ask or not gateway.greeted or len(gateway.queue) >= self.deployment.trips_per_message:
+            return True
+        return bool(gateway.queue and not gateway.sent) or now - gateway.last_sent >= self.deployment.linger
 
     def _orders(self, gateway: Gateway) -> Orders | None:
         if self.books.shut_out(f"gateway {gateway.name}"):

@@ -82,21 +82,38 @@ class GridTransport:
         self._grid, self._ttl = grid, ttl
         # Flower waits, for minutes, for the rest of a reply whose sender died half-way; we look again later
         self._replies = Replies(grid) if isinstance(grid, HttpGrid) else None
+        self._since: dict[int, str] = {}  # when each node was last activated
+        self._sent: dict[str, int] = {}  # the node of each message that is out
+        self._lost: set[str] = set()
 
     def nodes(self) -> dict[int, str]:
-        return {node.node_id: node.name for node in self._grid.get_nodes()}
+        found = list(self._grid.get_nodes())
+        for node in found:  # a message is delivered once: what a node had before it was started again is gone
+            if self._since.setdefault(node.node_id, node.last_activated_at) != node.last_activated_at:
+                self._since[node.node_id] = node.last_activated_at
+                self._lost.update(message for message, to in self._sent.items() if to == node.node_id)
+        return {node.node_id: node.name for node in found}
 
     def push(self, messages: Sequence[tuple[int, bytes]]) -> list[str | None]:
         made = [
             Message(RecordDict({_RECORD: ConfigRecord({_ORDERS: data})}), node, MessageType.TRAIN, ttl=self._ttl)
             for node, data in messages
         ]
-        return [name or None for name in self._grid.push_messages(made)]
+        names = [name or None for name in self._grid.push_messages(made)]
+        self._sent |= {name: node for name, (node, _) in zip(names, messages, strict=False) if name is not None}
+        return names
 
     def pull(self, messages: Sequence[str]) -> list[tuple[str, bytes | None]]:
         if self._replies is not None:
-            return self._replies.pull(messages)
-        return [(m.metadata.reply_to_message_id, report_in(m)) for m in self._grid.pull_messages(messages)]
+            found = self._replies.pull(messages)
+        else:
+            found = [(m.metadata.reply_to_message_id, report_in(m)) for m in self._grid.pull_messages(messages)]
+        answered = {message for message, _ in found}
+        found += [(message, None) for message in messages if message in self._lost and message not in answered]
+        for message, _ in found:
+            self._sent.pop(message, None)
+        self._lost &= self._sent.keys()
+        return found
 
 
 class Replies:

@@ -214,7 +214,7 @@ class Service:
             self.journal.commit()
 
     def send(self, transport: Transport) -> bool:
-        messages = self.dispatch.messages()
+        messages = self.dispatch.messages(self.now())
         if not messages:
             return False
         names = transport.push([(node, orders.to_bytes()) for node, orders, _ in messages])

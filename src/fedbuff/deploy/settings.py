@@ -12,6 +12,7 @@ class Deployment:
     deadline              seconds after which a trip that is not back has failed, and frees its slot
     trips_per_message     at most so many clients of a gateway are asked at once; their results come back together
     messages_per_gateway  on their way at a time: the next one waits at the gateway while this one is worked on
+    linger                seconds that less than a full message waits for more while another one is on its way
     gateways              which clients each gateway stands for, by the name it is registered under: "0-49" or "0-9,20-29";
                           empty: a gateway says itself, and the first to say it is believed
     strikes               so many bad messages shut a client or a gateway out
@@ -28,6 +29,7 @@ class Deployment:
     deadline: float = 600.0
     trips_per_message: int = 32
     messages_per_gateway: int = 2
+    linger: float = 2.0
     gateways: dict[str, str] = field(default_factory=dict)
     strikes: int = 5
     max_norm: float | None = None
@@ -41,7 +43,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         check.number(0, above=True, deadline=self.deadline, poll=self.poll)
-        check.number(0, checkpoint_every=self.checkpoint_every, drain=self.drain)
+        check.number(0, checkpoint_every=self.checkpoint_every, drain=self.drain, linger=self.linger)
         check.integer(1, trips_per_message=self.trips_per_message, messages_per_gateway=self.messages_per_gateway)
         check.integer(1, strikes=self.strikes, results_per_minute=self.results_per_minute, max_examples=self.max_examples)
         if self.max_norm is not None:
