@@ -13,6 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fedbuff.core.events import TripLeft, UpdateArrived, UpdateRejected
+from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.deploy.wire import Orders, Report, Result
 from fedbuff.settings import from_tables
@@ -150,6 +152,43 @@ def worlds(tmp_path):
         world.die()
         for gateway in world.gateways.values():
             gateway._outbox.close()
+
+
+def test_a_trip_that_waited_starts_from_the_newest_version():
+    server = Server(start=refill(3), buffer_size=1, weights=np.zeros(2, np.float32), clients=5)
+    first, waits, goes = (c.trip for c in server.begin())
+    server.handle(UpdateArrived(first, np.ones(2)))
+    assert server.handle(TripLeft(waits)) == []
+    assert server.started(waits)[1] == 1
+    assert server.started(goes)[1] == 0
+    (stepped, *_) = server.handle(UpdateArrived(waits, np.ones(2)))
+    assert stepped.staleness == (0,)
+    assert 0 in server.versions  # one trip is still on it
+    assert isinstance(server.handle(TripLeft(99))[0], UpdateRejected)
+
+
+def test_trips_of_a_message_start_from_one_version_and_stay_there_when_they_are_sent_again(worlds):
+    world = worlds(start=refill(8), trips_per_message=8)
+    world.settle(3)
+    for _ in range(6):
+        world.turn()
+        for message in list(world.mail):
+            assert len({order.version for order in Orders.from_bytes(world.mail[message][2]).trips}) <= 1
+            world.deliver(message)
+    world.turn()
+    sent = {order.trip: order.version for order in world.ordered.values() if world.dispatch.books.server.started(order.trip)}
+    world.mail.clear()  # all of it is lost
+    world.die()
+    world.wake_up()
+    world.ordered.clear()
+    for _ in range(4):
+        world.now += 0.1
+        world.turn()
+        for message in list(world.mail):
+            world.deliver(message)
+    again = {trip: order.version for trip, order in world.ordered.items() if trip in sent}
+    assert again
+    assert again == {trip: sent[trip] for trip in again}
 
 
 def test_on_a_good_network_every_trip_arrives_once(worlds):

@@ -141,6 +141,7 @@ class World:
             self.die()
             raise Killed
         messages = dispatch.messages(self.now)
+        self.commit()
         for n, (node, orders, name) in enumerate(messages):
             if killed == "while sending" and n == int(cut * len(messages)):
                 self.die()

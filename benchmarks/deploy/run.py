@@ -1,6 +1,6 @@
 """What the network costs: trips per second through one SuperLink, and how long one trip takes, with clients that train nothing.
 
-    python benchmarks/deploy/run.py [--gateways 8] [--concurrency 800] [--seconds 60] [--memory]
+    python benchmarks/deploy/run.py [--gateways 8] [--concurrency 1400] [--seconds 60] [--memory]
     python benchmarks/deploy/run.py --round-trip
 
 Real processes on this machine: SuperLink, SuperExec, ServerApp, gateways. The model is of the size of the CIFAR-10 CNN. The
@@ -27,9 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gateways", type=int, default=8)
     parser.add_argument("--clients", type=int, default=200, help="behind each gateway")
-    parser.add_argument("--concurrency", type=int, default=800)
+    parser.add_argument("--concurrency", type=int, default=1400)
     parser.add_argument("--buffer-size", type=int, default=10)
-    parser.add_argument("--trips-per-message", type=int, default=64)
+    parser.add_argument("--trips-per-message", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--memory", action="store_true", help="the SuperLink's database in memory")
     parser.add_argument("--round-trip", action="store_true", help="one gateway, one trip at a time")

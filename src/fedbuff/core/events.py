@@ -35,6 +35,14 @@ class Woke:
 
 
 @dataclass(frozen=True, slots=True)
+class TripLeft:
+    """The weights of a trip that had to wait are sent only now: it starts from the newest version after all."""
+
+    trip: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateSealed:
     """Secure aggregation has taken the masked update of a trip: nobody will see it, only the sum that it is part of."""
 
@@ -51,7 +59,7 @@ class SumOpened:
     time: float = 0.0
 
 
-Event = UpdateArrived | TripFailed | Woke | UpdateSealed | SumOpened
+Event = UpdateArrived | TripFailed | Woke | TripLeft | UpdateSealed | SumOpened
 
 
 @dataclass(frozen=True, slots=True)

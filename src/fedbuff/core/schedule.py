@@ -146,6 +146,10 @@ class Schedule:
         client, _ = self.in_flight.pop(trip)
         self.buffered.append(client)
 
+    def left(self, trip: int) -> None:
+        """A trip that had waited starts from the current version after all."""
+        self.in_flight[trip] = self.in_flight[trip][0], self.version
+
     def ended(self, trip: int) -> None:
         """A trip ended without an update in the buffer: its client is free again."""
         client, _ = self.in_flight.pop(trip)

@@ -25,6 +25,7 @@ from fedbuff.core.events import (
     StepTaken,
     SumOpened,
     TripFailed,
+    TripLeft,
     UpdateArrived,
     UpdateRejected,
     UpdateSealed,
@@ -136,6 +137,8 @@ class Server:
                 return self._trip_failed(event)
             case Woke():
                 return self._start_trips(event.time)
+            case TripLeft():
+                return self._trip_left(event)
             case UpdateSealed():
                 return self._update_sealed(event)
             case SumOpened():
@@ -233,6 +236,15 @@ class Server:
             return [self._unknown(event.trip)]
         self._ended(event.trip)
         return self._go_on(event.time)
+
+    def _trip_left(self, event: TripLeft) -> list[Command]:
+        started = self._in_flight(event.trip)
+        if started is None:
+            return [self._unknown(event.trip)]
+        self.versions.hold(self.version)
+        self.versions.release(started[1])
+        self._book.left(int(event.trip))
+        return []
 
     # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,6 +9,7 @@ Records are facts as JSON, and the bytes of an update:
 
     begin                            the run began
     present  clients, up             these clients can be reached, or no longer
+    left     trips                   the weights of these trips are sent now, the newest ones
     update   trip, examples + bytes  an update that passed every check of ours
     failed   trip, reason, strike    a trip that ended without one; it may be a strike as well
     woke                             a time has come that the server had asked for
@@ -33,6 +34,7 @@ from fedbuff.core.events import (
     StepTaken,
     SumOpened,
     TripFailed,
+    TripLeft,
     UpdateArrived,
     UpdateRejected,
     UpdateSealed,
@@ -102,6 +104,7 @@ class Books:
         self.trips, self.counts, self.time = Trips(), Counts(Counter(), Counter()), 0.0
         self.wake: float | None = None
         self.masked: dict[int, bytes] = {}  # uploads for the open buffer, by trip
+        self.left: set[int] = set()  # trips in flight whose weights were sent
         self.staleness, self.used = 0, 0  # the sum over updates that a step has used, and how many they are
 
     def apply(self, record: Record, blob: bytes | memoryview = b"") -> list[Command]:
@@ -116,6 +119,8 @@ class Books:
         if kind == "woke":
             self.wake = None
             return self._noted(self.server.handle(Woke(now)), now)
+        if kind == "left":
+            return self._left(record["trips"], now)
         if kind == "update":
             return self._update(record["trip"], blob, record["examples"], now)
         if kind == "failed":
@@ -136,6 +141,13 @@ class Books:
     def shut_out(self, who: str) -> bool:
         return self.counts.strikes[who] >= self._strikes
 
+    def _left(self, trips: list[int], now: float) -> list[Command]:
+        for trip in trips:
+            self.server.handle(TripLeft(trip, now))
+            self.trips.start_version[trip] = self.server.version
+            self.left.add(trip)
+        return []
+
     def _update(self, trip: int, blob: bytes | memoryview, examples: int, now: float) -> list[Command]:
         version, update = self.server.version, np.frombuffer(blob, self.server.weights.dtype)
         self.trips.examples[trip] = examples
@@ -143,6 +155,7 @@ class Books:
 
     def _ended(self, trip: int, commands: list[Command], now: float, version: int | None = None) -> list[Command]:
         refused = bool(commands) and isinstance(commands[0], UpdateRejected)
+        self.left.discard(trip)
         if refused:
             self.masked.pop(trip, None)
         self.trips.end(trip, now, self.server.version if version is None else version, FAILED if refused else UNUSED)
@@ -151,6 +164,7 @@ class Books:
     def _failed(self, record: Record, now: float) -> list[Command]:
         trip, reason = record["trip"], record["reason"]
         self._counted(record)
+        self.left.discard(trip)
         self.masked.pop(trip, None)
         self.trips.end(trip, now, self.server.version, DROPPED)
         return self._noted(self.server.handle(TripFailed(trip, reason, now)), now)
@@ -176,6 +190,7 @@ class Books:
                         self.trips.used(trip, weight, version)
                         self.staleness, self.used = self.staleness + old, self.used + 1
                 case CancelTrip(trip):
+                    self.left.discard(trip)
                     self.trips.end(trip, now, self.server.version, CANCELLED)
                 case UpdateRejected(_, reason):  # few of them, so that they can be counted
                     self.counts.refused["too stale" if reason.startswith("staleness") else reason] += 1
@@ -195,6 +210,7 @@ class Books:
             "time": self.time,
             "wake": self.wake,
             "staleness": [self.staleness, self.used],
+            "left": sorted(self.left),
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -206,6 +222,7 @@ class Books:
         self.counts = Counts(Counter(facts["refused"]), Counter(facts["strikes"]))
         self.time, self.wake = facts["time"], facts["wake"]
         self.staleness, self.used = facts["staleness"]
+        self.left = set(facts["left"])
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:

@@ -4,8 +4,8 @@
     dispatch.reported(message, data, now)              # a gateway has answered
     dispatch.lost(message, now)                        # it never will
     dispatch.tick(now)                                 # deadlines
-    for record, blob in dispatch.records(): …          # what happened: onto the disk before …
-    for node, orders in dispatch.messages(): …         # … anything leaves, since orders acknowledge it
+    messages = dispatch.messages(now)                  # what to send, but first …
+    for record, blob in dispatch.records(): …          # … what happened goes onto the disk, since orders acknowledge it
 
 Networks lose and repeat messages, and processes die. What makes that harmless: an order may be sent again (a gateway that has
 the result answers with it), a result may come again (the trip is not in flight any more, so it is counted and dropped), and a
@@ -230,7 +230,7 @@ class Dispatch:
     # ── what follows ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def records(self) -> list[tuple[Record, bytes | memoryview]]:
-        """What has happened since the last time: it must be safe before `messages` leave."""
+        """What has happened since the last time: it must be safe before what `messages` has returned leaves."""
         found, self._records = self._records, []
         return found
 
@@ -245,7 +245,7 @@ class Dispatch:
         self._ask_for_updates()
         for gateway in self.gateways.values():
             while gateway.node is not None and len(gateway.sent) < self.deployment.messages_per_gateway:
-                orders = self._orders(gateway) if self._pays(gateway, now) else None
+                orders = self._orders(gateway, now) if self._pays(gateway, now) else None
                 if orders is None:
                     break
                 name = f"{gateway.name}/{gateway.messages}"
@@ -271,15 +271,20 @@ class Dispatch:
             return True
         return bool(gateway.queue and not gateway.sent) or now - gateway.last_sent >= self.deployment.linger
 
-    def _orders(self, gateway: Gateway) -> Orders | None:
+    def _orders(self, gateway: Gateway, now: float) -> Orders | None:
         if self.books.shut_out(f"gateway {gateway.name}"):
             return None
         server = self.books.server
-        trips: list[Order] = []
-        while gateway.queue and gateway.greeted and len(trips) < self.deployment.trips_per_message:
+        chosen: list[int] = []
+        while gateway.queue and gateway.greeted and len(chosen) < self.deployment.trips_per_message:
             trip = gateway.queue.popleft()
-            if (started := server.started(trip)) is not None:
-                trips.append(Order(trip, *started))
+            if self._wanted(trip):
+                chosen.append(trip)
+        # trips that have waited here start from the newest version, which is also one version for all; those that are sent
+        # again stay as they are, since they may have been trained already
+        if new := [trip for trip in chosen if trip not in self.books.left]:
+            self._happened({"kind": "left", "trips": new, "time": now})
+        trips = [Order(trip, *started) for trip in chosen if (started := server.started(trip)) is not None]
         ask, gateway.ask = tuple(gateway.ask), []
         if not trips and not ask and not gateway.forget and (gateway.greeted or gateway.sent):
             return None

@@ -217,6 +217,7 @@ class Service:
         messages = self.dispatch.messages(self.now())
         if not messages:
             return False
+        self.commit()  # which versions they start from
         names = transport.push([(node, orders.to_bytes()) for node, orders, _ in messages])
         for (_, _, ours), name in zip(messages, [*names, *[None] * (len(messages) - len(names))], strict=True):
             if name is None:

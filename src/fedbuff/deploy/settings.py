@@ -27,7 +27,7 @@ class Deployment:
     """
 
     deadline: float = 600.0
-    trips_per_message: int = 32
+    trips_per_message: int = 64
     messages_per_gateway: int = 2
     linger: float = 2.0
     gateways: dict[str, str] = field(default_factory=dict)
