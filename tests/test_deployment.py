@@ -9,15 +9,22 @@ import threading
 import time
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
+import fedbuff as fb
 from deployment import Deployment, check_journals, check_replay
 from fedbuff.deploy import processes
 from fedbuff.deploy.certificates import make_key
 from fedbuff.deploy.fleet import RefusedError, connected
+from fedbuff.deploy.flower import orders_in, reply
 from fedbuff.deploy.gateway import private_key
+from fedbuff.deploy.serve import opened
+from fedbuff.deploy.wire import Orders, Report, Result
+from fedbuff.settings import from_tables
+from fedbuff.settings import read as read_settings
 
 pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -173,3 +180,114 @@ def tampering_proxy(target, after):
         yield listener.getsockname()[1], tampered
     finally:
         listener.close()
+
+
+# ── with a key, and hostile ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_thousand_hostile_results_over_the_wire_change_nothing_and_are_counted(tmp_path):
+    """A gateway with a key of its own answers with a thousand lies: the other one trains as if it were not there."""
+    settings = SETTINGS.replace("clients = 200", "clients = 40").replace("concurrency = 100", "concurrency = 10")
+    settings = settings.replace("accuracy = 0.8\ntrips = 20_000", "server_steps = 120").replace(
+        "checkpoint_every", "strikes = 2000\ncheckpoint_every"
+    )
+    settings = settings.replace("deadline = 90.0", "deadline = 20.0\nresults_per_minute = 100_000\nmax_norm = 100.0")
+    with Deployment(tmp_path / "d", gateways=2, clients_per_gateway=20, settings=settings) as deployment:
+        deployment.start("superlink")
+        deployment.until(deployment.answers, "the SuperLink does not answer")
+        deployment.start("superexec", "gateway-1", "keeper")
+        sent = lie(deployment, "gateway-2", 1000)
+        deployment.until(deployment.finished, "the run is not finished", 300)
+        summary = deployment.summary()
+        assert summary["stopped_by"] == "reached 120 server steps"
+        assert set(summary["refused"]) <= {*REASONS, "deadline", "the run is over"}
+        assert sum(count for reason, count in summary["refused"].items() if reason in REASONS) == sent == 1000
+        used = {facts["client"] for facts, _ in deployment.records() if facts["kind"] == "update"}
+        assert used <= set(range(20))  # nothing of what the liar said is in the model
+        check_replay(deployment)
+
+
+REASONS = {
+    "unknown trip",
+    "another client's trip",
+    "not finite",
+    "norm too large",
+    "wrong size",
+    "bad number of examples",
+    "too late",
+}
+
+
+def lie(deployment, name, count):
+    """Be the gateway `name`, and answer with so many results none of which is true; how many were sent."""
+    rng, sent, weights = np.random.default_rng(0), 0, 2410 * 4
+    certificates = (deployment.folder / "certificates" / "ca.crt").read_bytes()
+    address, key = processes.joined(*processes.address(deployment.folder)), deployment.folder / "gateways" / name / "key"
+    until = time.monotonic() + 240
+    while sent < count:
+        assert time.monotonic() < until, deployment.tails()
+        try:
+            with connected(address, keys=private_key(key), certificates=certificates, patience=5.0) as fleet:
+                while sent < count:
+                    message = fleet.receive()
+                    if message is None:
+                        time.sleep(0.3)
+                        continue
+                    orders = Orders.from_bytes(orders_in(message))
+                    ours = [order.trip for order in orders.trips]
+                    payloads = (np.full(2410, np.nan, np.float32), np.full(2410, 1e6, np.float32), np.ones(7, np.float32))
+                    results = [
+                        Result(t, order.client, bytes(payloads[t % 3])) for t, order in zip(ours, orders.trips, strict=True)
+                    ]
+                    # one report is limited in size, so most of the lies are short
+                    while len(results) < 100 + len(ours):
+                        trip, client = int(rng.integers(0, 10**6)), int(rng.integers(0, 40))
+                        results.append(Result(trip, client, b"" if rng.random() < 0.9 else bytes(weights // 100)))
+                    results = results[: count - sent]
+                    report = Report(orders.job, ((20, 39),), tuple(results)).to_bytes()
+                    fleet.answer(message, reply(message, report))
+                    sent += len(results)
+        except RefusedError:
+            time.sleep(1.0)  # its key is not registered yet
+    return sent
+
+
+# ── secure aggregation ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_secure_aggregation_over_the_network_is_the_plain_fixed_point_sum(tmp_path):
+    """Each sum that came out of the enclave is the sum of the clients' own integers, trained once more here."""
+    from fedbuff.deploy.vault import policy_of
+    from fedbuff.learn.training import Training
+    from fedbuff.learn.work import trainer
+
+    settings = SETTINGS.replace("clients = 200", "clients = 20").replace("concurrency = 100", "concurrency = 8")
+    settings = settings.replace("accuracy = 0.8\ntrips = 20_000", "server_steps = 6")
+    settings += '\n[secure_aggregation]\nmode = "enclave"\nclip = 2.0\n\n[training]\nbatched = false\n'
+    with Deployment(tmp_path / "d", gateways=2, clients_per_gateway=10, settings=settings) as deployment:
+        deployment.start_all()
+        deployment.until(deployment.finished, "the run is not finished", 300)
+        check_replay(deployment)
+        chosen = from_tables(read_settings(processes.settings_file(deployment.folder)))
+        task = fb.tasks.digits(clients=20)
+        train = trainer(task, chosen.client, chosen.seed, Training(batched=False)).train
+        books = weights = None
+        sealed, opened_sums = [], 0
+        for facts, blob in deployment.records():
+            if facts["kind"] == "header":
+                books = opened(chosen, np.frombuffer(blob, facts["dtype"]), 20, None)[0]
+                policy, weights = policy_of(chosen.secure_aggregation, books.server, 90.0), {0: books.server.weights}
+                continue
+            if facts["kind"] == "sealed":
+                sealed.append((facts["trip"], *books.server.started(facts["trip"])))
+            if facts["kind"] == "opened":
+                total, version = np.zeros(policy.length, np.int64), facts["version"]
+                for trip, client, start in sealed:
+                    update = np.empty((1, policy.length), np.float32)
+                    train(update, [0], [trip], [client], [weights[start]])
+                    total += policy.fixed_point.encode(update[0], policy.weight(start, version))
+                np.testing.assert_array_equal(policy.fixed_point.decode(total), np.frombuffer(blob, np.float64))
+                sealed, opened_sums = [], opened_sums + 1
+            books.apply(facts, blob)
+            weights[books.server.version] = np.array(books.server.weights)
+    assert opened_sums == 6
