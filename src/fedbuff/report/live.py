@@ -152,6 +152,8 @@ class _Server:
     def answer(self, path: str) -> tuple[int, str, bytes]:
         """Status, type and content for a path; called from other threads."""
         asked = urlsplit(path)
+        if asked.path == "/favicon.ico":  # browsers ask by themselves, and call it an error if there is none
+            return 204, "image/x-icon", b""
         if asked.path == "/":
             self.asked = time.monotonic()
             return 200, "text/html; charset=utf-8", self.page or _WAIT
