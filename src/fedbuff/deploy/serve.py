@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -332,10 +331,8 @@ class Service:
         return Run(summary, self.metrics, trips, self.tables, weights, self.folder.path)
 
     def summary(self) -> dict[str, Any]:
-        import torch
-
         from fedbuff.sim.memory import own_peak_mb
-        from fedbuff.version import __version__
+        from fedbuff.version import versions
 
         trips, server, seconds = self.books.trips, self.books.server, self.wall_seconds()
         staleness, reached = trips.staleness_used(), self.reached or {}
@@ -362,12 +359,7 @@ class Service:
             "refused": dict(self.books.counts.refused),
             "strikes": dict(self.books.counts.strikes),
             **({"privacy": self.protection.describe(server.version)} if self.protection else {}),
-            "versions": {
-                "fedbuff": __version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": torch.__version__,
-            },
+            "versions": versions(),
         }
 
 

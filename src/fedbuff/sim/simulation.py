@@ -6,7 +6,6 @@ then taken in virtual order. Nothing here decides anything about federated learn
 
 import math
 import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable
@@ -389,9 +388,7 @@ class Simulation:
         return self.before + time.monotonic() - self.began
 
     def summary(self) -> dict[str, Any]:
-        import torch
-
-        from fedbuff.version import __version__
+        from fedbuff.version import versions
 
         seconds, trips = self.wall_seconds(), self.plan.trips
         last = self.metrics[-len(self.task.splits) :]
@@ -415,12 +412,7 @@ class Simulation:
             "server_steps_to_target": reached.get("server_steps"),
             "virtual_time_to_target": reached.get("virtual_time"),
             **({"privacy": self.protection.describe(self.at.version)} if self.protection else {}),
-            "versions": {
-                "fedbuff": __version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": torch.__version__,
-            },
+            "versions": versions(),
         }
 
 
