@@ -117,6 +117,12 @@ def test_a_task_itself_is_trained_on_the_spot(place):
     assert not workers(place)
 
 
+def test_a_worker_in_a_folder_with_a_long_name_is_found_too(place, settings):
+    deep = place / ("a" * 100)
+    assert asked(settings, deep, 1).results[0].payload
+    assert (deep / "worker.log").exists()
+
+
 def test_a_worker_that_can_not_start_says_where_to_look(place):
     broken = place / "broken.toml"
     broken.write_text("[task.digits]\nclients = 0\n")

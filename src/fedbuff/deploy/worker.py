@@ -129,19 +129,23 @@ def _through(path: Path, spec: dict[str, Any], orders: bytes) -> bytes:
                 if started is None:
                     started = _start(path, spec)
                 elif started.poll() not in (None, 0):
-                    raise RuntimeError(f"the worker could not start: see {path.parent / 'worker.log'}") from e
+                    raise RuntimeError(f"the worker could not start: see {_log(spec)}") from e
                 if time.monotonic() > until:
-                    raise RuntimeError(f"no worker at {path} after {_START:g} s: see {path.parent / 'worker.log'}") from e
+                    raise RuntimeError(f"no worker at {path} after {_START:g} s: see {_log(spec)}") from e
         time.sleep(0.05)
 
 
 def _start(path: Path, spec: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _log(spec).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "fedbuff.deploy.worker", json.dumps({**spec, "socket": str(path)}, default=str)]
-    with (path.parent / "worker.log").open("ab") as log:
+    with _log(spec).open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     _started.append(process)  # it outlives us, and nobody waits for it
     return process
+
+
+def _log(spec: dict[str, Any]) -> Path:
+    return Path(spec["folder"]) / "worker.log"
 
 
 def send(s: socket.socket, data: bytes) -> None:
