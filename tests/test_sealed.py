@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from fedbuff.core.starting import refill
 from fedbuff.deploy.journal import read
 from fedbuff.deploy.replay import first_difference, replay
 from fedbuff.deploy.serve import serve
+from fedbuff.deploy.wire import Report
 from fedbuff.report.folder import read_weights
+from fedbuff.report.run import load
 from fedbuff.settings import from_tables
 
 SECURE = {**TABLES, "until": {"server_steps": 12}, "secure_aggregation": {"mode": "enclave", "clip": 2.0}}
@@ -165,6 +168,24 @@ def test_privacy_over_the_transport_is_the_servers_and_replays(tmp_path):
     assert first_difference(done.flat.named(np.array(done.weights)), weights_of(run)) is None
     took_part = np.bincount(done.books.trips.admitted()[0])
     assert took_part.max() <= 3
+
+
+def test_a_masked_update_that_nobody_asked_for_is_counted_and_not_used(tmp_path):
+    wires, forward = Wires(tmp_path, SECURE), []
+
+    def eager(data, honest=wires.work[1]):
+        report = Report.from_bytes(honest(data))
+        if report.results and not forward:
+            forward.append(replace(report.results[0], payload=b"not asked for"))
+            report = replace(report, results=(forward[0], *report.results[1:]))
+        return report.to_bytes()
+
+    wires.work[1] = eager
+    run = serve_to_the_end(wires, SECURE)
+    summary = load(run).summary
+    assert summary["refused"]["not asked for"] == 1
+    assert summary["server_steps"] == 12
+    assert "masked" not in {record["kind"] for record, blob in read(run / "journal") if blob == b"not asked for"}
 
 
 def test_helpers_are_not_offered_over_a_network(tmp_path):

@@ -24,7 +24,6 @@ ORDERS = st.builds(
     weights=st.dictionaries(NUMBER, VECTORS, max_size=3),
     forget=st.lists(NUMBER, max_size=4).map(tuple),
     sgd=st.text(max_size=9),
-    closing=st.booleans(),
     ask=st.lists(st.tuples(NUMBER, st.binary(max_size=5), NUMBER), max_size=2).map(tuple),
     offer=st.binary(max_size=9),
 )

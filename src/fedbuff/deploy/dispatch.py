@@ -105,12 +105,10 @@ class Dispatch:
         self._happened({"kind": "begin", "time": now})
 
     def go_on(self, now: float) -> None:
-        """After a restart: whoever was there has to show up again, and trips in flight are ordered again, as needed."""
+        """After a restart: whoever was there has to show up again; trips in flight are queued for their gateways already."""
         up = self.books.present.state()["up"]
         if up:
             self._happened({"kind": "present", "clients": up, "up": False, "time": now})
-        for trip in self.books.server.in_flight:
-            self._queue(trip)
 
     def online(self, nodes: Mapping[int, str], now: float) -> None:
         """These nodes can be reached now."""
@@ -292,7 +290,7 @@ class Dispatch:
         forget, gateway.forget = tuple(sorted(gateway.forget)), set()
         versions = {order.version: server.versions[order.version] for order in trips}
         offer = self._vault.offer if self._vault is not None and ask else b""
-        return Orders(self.job, tuple(trips), versions, forget, self._sgd, self._closing, ask, offer)
+        return Orders(self.job, tuple(trips), versions, forget, self._sgd, ask, offer)
 
     def _ask_for_updates(self) -> None:
         """Ask trained clients, first come first served, for as many masked updates as the open buffer has room for."""
@@ -317,7 +315,7 @@ class Dispatch:
         trip = result.trip
         reason, detail = self._refusal(gateway, result, now)
         if reason is None and self._vault is not None:
-            self._sealed_result(result, now)
+            self._sealed_result(gateway, result, now)
             return
         if reason is None:
             update = {"kind": "update", "trip": trip, "client": result.client, "examples": result.examples}
@@ -335,7 +333,7 @@ class Dispatch:
         started = self.books.server.started(result.trip)
         return started is not None and started[0] == result.client and result.client in (gateway.clients or ())
 
-    def _sealed_result(self, result: Result, now: float) -> None:
+    def _sealed_result(self, gateway: Gateway, result: Result, now: float) -> None:
         """Trained, and waiting to be asked; or masked, for the open buffer."""
         trip = result.trip
         if not result.payload:
@@ -344,6 +342,8 @@ class Dispatch:
         elif trip in self._asked and trip not in self.books.masked:
             facts = {"kind": "masked", "trip": trip, "client": result.client, "examples": result.examples}
             self._happened({**facts, "seconds": result.seconds, "time": now}, result.payload)
+        else:
+            self._refuse(gateway, result.client, NOT_ASKED, now, trip)
 
     def _refusal(self, gateway: Gateway, result: Result, now: float) -> tuple[str | None, str]:
         """Why a result is refused, and more of it; or None."""

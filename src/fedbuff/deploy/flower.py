@@ -10,7 +10,7 @@ message to a worker that stays: Flower starts a process for every message, and l
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -214,6 +214,3 @@ def client_app(task: Any, client: Any = None, seed: int = 0) -> ClientApp:
         return reply(message, ask(orders_in(message), chosen, client, seed, dict(context.node_config)))
 
     return app
-
-
-Work = Callable[[bytes], bytes]

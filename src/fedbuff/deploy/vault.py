@@ -14,13 +14,17 @@ aggregator sees their seeds, so that neither can know of an update that the othe
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.core.server import Server
 from fedbuff.sim.secure import SecureAggregation
+
+if TYPE_CHECKING:
+    from fedbuff.secagg.messages import Masked, Seed
+    from fedbuff.secagg.policy import TaskPolicy
 
 
 class Vault(Protocol):
@@ -66,7 +70,7 @@ class Plain:
         return reasons
 
     def open(self, version: int) -> NDArray[np.float64]:
-        total: NDArray[np.float64] = self._policy.fixed_point.decode(self._sum)
+        total = self._policy.fixed_point.decode(self._sum)
         self._sum = np.zeros_like(self._sum)
         return total
 
@@ -123,7 +127,7 @@ class Trusted:
         self._process.close()
 
 
-def policy_of(secure: SecureAggregation, server: Server, deadline: float):  # type: ignore[no-untyped-def]  # a TaskPolicy, which needs cryptography
+def policy_of(secure: SecureAggregation, server: Server, deadline: float) -> "TaskPolicy":
     """What the parties agree to; a slot is good for as long as a trip is. Noise, if any, is added by the server to the sum."""
     from fedbuff.secagg.policy import enclave_policy
 
@@ -135,7 +139,7 @@ def packed(seed: bytes, masked: bytes) -> bytes:
     return len(seed).to_bytes(4, "little") + seed + masked
 
 
-def unpacked(upload: bytes):  # type: ignore[no-untyped-def]  # a Seed and a Masked
+def unpacked(upload: bytes) -> "tuple[Seed, Masked]":
     from fedbuff.secagg.messages import Masked, Seed
 
     size = int.from_bytes(upload[:4], "little")

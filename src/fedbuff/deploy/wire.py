@@ -45,7 +45,6 @@ class Orders:
     forget    trips whose results need not be kept any longer
     ask       masked updates wanted for the open buffer, with what is needed to mask them (secure aggregation)
     offer     whom the updates are masked for (secure aggregation)
-    closing   the run is over
     """
 
     job: str
@@ -53,7 +52,6 @@ class Orders:
     weights: Mapping[int, Vector] = field(default_factory=dict)
     forget: tuple[int, ...] = ()
     sgd: str = ""
-    closing: bool = False
     ask: tuple[tuple[int, bytes, int], ...] = ()  # trip, slot, version of the open buffer
     offer: bytes = b""
 
@@ -64,7 +62,6 @@ class Orders:
             "weights": [[version, str(w.dtype), len(w)] for version, w in self.weights.items()],
             "forget": self.forget,
             "sgd": self.sgd,
-            "closing": self.closing,
             "ask": [[trip, slot.hex(), version] for trip, slot, version in self.ask],
             "offer": self.offer.hex(),
         }
@@ -88,7 +85,6 @@ class Orders:
                 weights,
                 tuple(facts["forget"]),
                 facts["sgd"],
-                facts["closing"],
                 tuple((trip, bytes.fromhex(slot), version) for trip, slot, version in facts["ask"]),
                 bytes.fromhex(facts["offer"]),
             )

@@ -47,7 +47,8 @@ def ask(orders: bytes, task: Any, client: LocalSGD | None, seed: int, node_confi
         return _here[id(task)](orders)
     spec = {"clients": mine, "folder": str(folder), "seed": seed}
     if callable(task):
-        spec |= {"module": task.__module__, "function": task.__qualname__, "path": sys.path, "client": vars(client or {})}
+        how = vars(_given(client))
+        spec |= {"module": task.__module__, "function": task.__qualname__, "path": sys.path, "client": how}
     else:
         spec |= {"settings": str(task), "content": Path(task).read_text(encoding="utf-8")}
     return _through(_socket(spec, folder), spec, orders)
@@ -73,14 +74,19 @@ def work_of(task: Any, client: LocalSGD | None, seed: int, mine: Ranges, folder:
             sealing = Sealing(settings.secure_aggregation, settings.server.buffer_size, folder)
     else:
         made = task if isinstance(task, Task) else task()
-    if client is None:
-        raise ValueError("client: missing; say how clients train, e.g. client_app(task, client=fb.LocalSGD(lr=0.1))")
+    client = _given(client)
     settle()
     flat, weights = initial_weights(made, seed)
     outbox = Outbox(folder / "outbox.sqlite")
     sgd = digest_of(client, seed, len(weights))
     clients = Clients(trainer(made, client, seed, training, flat), mine, outbox, made.examples, sgd, sealing)
     return lambda orders: clients.work(Orders.from_bytes(orders)).to_bytes()
+
+
+def _given(client: LocalSGD | None) -> LocalSGD:
+    if client is None:
+        raise ValueError("client: missing; say how clients train, e.g. client_app(task, client=fb.LocalSGD(lr=0.1))")
+    return client
 
 
 def clients_of(node_config: dict[str, Any]) -> Ranges:
