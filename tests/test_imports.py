@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "normals.py": {"compiled"},
     "privacy": {"core", "norm", "normals", "privacy"},
     "privacy_command.py": {"privacy", "toml"},
-    "report": {"report", "toml"},
+    "report": {"report", "toml", "version"},
     "secagg": {"core", "norm", "secagg"},
     "trusted.py": {"secagg"},
     "secagg_demo": {"core", "secagg", "secagg_demo", "sim", "trusted"},

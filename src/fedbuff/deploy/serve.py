@@ -30,7 +30,7 @@ from fedbuff.deploy.transport import Transport
 from fedbuff.deploy.vault import vault
 from fedbuff.learn.client import LocalSGD
 from fedbuff.report.folder import Folder
-from fedbuff.report.run import Run, load
+from fedbuff.report.run import Run, load, summarise
 from fedbuff.settings import Settings
 from fedbuff.sim.simulate import protected
 from fedbuff.sim.simulation import Status
@@ -332,34 +332,26 @@ class Service:
 
     def summary(self) -> dict[str, Any]:
         from fedbuff.sim.memory import own_peak_mb
-        from fedbuff.version import versions
 
-        trips, server, seconds = self.books.trips, self.books.server, self.wall_seconds()
-        staleness, reached = trips.staleness_used(), self.reached or {}
-        last = self.metrics[-len(self.task.splits) :]
+        version = self.books.server.version
         return {
             "algorithm": self.settings.name,
             "task": self.task.name,
             "seed": self.settings.seed,
-            "stopped_by": self.stopped,
-            "trips": trips.ended,
-            "in_flight": len(trips) - trips.ended,
-            "server_steps": server.version,
-            "virtual_time": self.books.time,
-            "wall_seconds": seconds,
-            "trips_per_second": trips.ended / seconds,
-            "peak_memory_mb": own_peak_mb(),
-            "staleness_mean": float(staleness.mean()) if len(staleness) else None,
-            "staleness_max": int(staleness.max()) if len(staleness) else None,
-            "metrics": {m["split"]: {k: v for k, v in m.items() if k in ("loss", "accuracy")} for m in last},
-            "target": self.target,
-            "trips_to_target": reached.get("trips"),
-            "server_steps_to_target": reached.get("server_steps"),
-            "virtual_time_to_target": reached.get("virtual_time"),
+            **summarise(
+                self.books.trips,
+                stopped_by=self.stopped,
+                server_steps=version,
+                virtual_time=self.books.time,
+                wall_seconds=self.wall_seconds(),
+                peak_memory_mb=own_peak_mb(),
+                metrics=self.metrics[-len(self.task.splits) :],
+                target=self.target,
+                reached=self.reached,
+                privacy=self.protection.describe(version) if self.protection else None,
+            ),
             "refused": dict(self.books.counts.refused),
             "strikes": dict(self.books.counts.strikes),
-            **({"privacy": self.protection.describe(server.version)} if self.protection else {}),
-            "versions": versions(),
         }
 
 

@@ -13,7 +13,49 @@ from numpy.typing import NDArray
 from fedbuff.report.files import FolderError
 
 if TYPE_CHECKING:
+    from fedbuff.core.trips import Trips
     from fedbuff.report.plot import Plot
+
+
+def summarise(
+    trips: "Trips",
+    *,
+    stopped_by: str | None,
+    server_steps: int,
+    virtual_time: float,
+    wall_seconds: float,
+    peak_memory_mb: float,
+    metrics: list[dict[str, Any]],
+    target: float | None,
+    reached: Mapping[str, Any] | None,
+    privacy: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What summary.json says of a run, simulated or served; `metrics` are those of its last evaluation, one for each split.
+
+    reached   what it had cost when it was first at its target: trips, server_steps, virtual_time
+    """
+    from fedbuff.version import versions
+
+    staleness, then = trips.staleness_used(), reached or {}
+    return {
+        "stopped_by": stopped_by,
+        "trips": trips.ended,
+        "in_flight": len(trips) - trips.ended,
+        "server_steps": server_steps,
+        "virtual_time": virtual_time,
+        "wall_seconds": wall_seconds,
+        "trips_per_second": trips.ended / wall_seconds,
+        "peak_memory_mb": peak_memory_mb,
+        "staleness_mean": float(staleness.mean()) if len(staleness) else None,
+        "staleness_max": int(staleness.max()) if len(staleness) else None,
+        "metrics": {m["split"]: {k: v for k, v in m.items() if k in ("loss", "accuracy")} for m in metrics},
+        "target": target,
+        "trips_to_target": then.get("trips"),
+        "server_steps_to_target": then.get("server_steps"),
+        "virtual_time_to_target": then.get("virtual_time"),
+        **({"privacy": privacy} if privacy else {}),
+        "versions": versions(),
+    }
 
 
 @dataclass(frozen=True, repr=False)

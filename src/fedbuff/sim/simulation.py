@@ -21,6 +21,7 @@ from fedbuff.core.aggregate import Aggregation, finite
 from fedbuff.learn.task import Task
 from fedbuff.privacy.protection import Protection
 from fedbuff.report.folder import Folder
+from fedbuff.report.run import summarise
 from fedbuff.sim.ahead import Ahead
 from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.memory import own_peak_mb, together_mb
@@ -388,32 +389,19 @@ class Simulation:
         return self.before + time.monotonic() - self.began
 
     def summary(self) -> dict[str, Any]:
-        from fedbuff.version import versions
-
-        seconds, trips = self.wall_seconds(), self.plan.trips
-        last = self.metrics[-len(self.task.splits) :]
-        reached = self.reached or {}
-        staleness = trips.staleness_used()
-        by_time = (self.stopped or "").startswith("reached virtual")
-        return {
-            "stopped_by": self.stopped,
-            "trips": trips.ended,
-            "in_flight": len(trips) - trips.ended,
-            "server_steps": self.at.version,
-            "virtual_time": self.until.virtual_time if by_time else self.ended_at,
-            "wall_seconds": seconds,
-            "trips_per_second": trips.ended / seconds,
-            "peak_memory_mb": self.peak_memory_mb or own_peak_mb(),
-            "staleness_mean": float(staleness.mean()) if len(staleness) else None,
-            "staleness_max": int(staleness.max()) if len(staleness) else None,
-            "metrics": {m["split"]: {k: v for k, v in m.items() if k in ("loss", "accuracy")} for m in last},
-            "target": self.target,
-            "trips_to_target": reached.get("trips"),
-            "server_steps_to_target": reached.get("server_steps"),
-            "virtual_time_to_target": reached.get("virtual_time"),
-            **({"privacy": self.protection.describe(self.at.version)} if self.protection else {}),
-            "versions": versions(),
-        }
+        by_time = self.until.virtual_time if (self.stopped or "").startswith("reached virtual") else None
+        return summarise(
+            self.plan.trips,
+            stopped_by=self.stopped,
+            server_steps=self.at.version,
+            virtual_time=self.ended_at if by_time is None else by_time,
+            wall_seconds=self.wall_seconds(),
+            peak_memory_mb=self.peak_memory_mb or own_peak_mb(),
+            metrics=self.metrics[-len(self.task.splits) :],
+            target=self.target,
+            reached=self.reached,
+            privacy=self.protection.describe(self.at.version) if self.protection else None,
+        )
 
 
 class _Evaluation(NamedTuple):
