@@ -1,9 +1,12 @@
 """The benchmark measures what it says; how fast it is, is not for a test to judge."""
 
 import json
+import time
+from itertools import pairwise
 
 import pytest
 
+from fedbuff.bench import measure
 from fedbuff.bench.engine import microseconds_per_trip
 from fedbuff.bench.workloads import WORKLOADS
 
@@ -31,6 +34,30 @@ def test_bench_prints_ratios_and_keeps_them(fedbuff, tmp_path):
     assert result["machine"]["cores"] >= 1
     (kept,) = (tmp_path / "kept").iterdir()
     assert json.loads(kept.read_text()) == result
+
+
+def test_layers_take_turns_and_what_costs_time_shows(monkeypatch):
+    monkeypatch.setattr(measure, "ROUNDS", 5)
+    task, went, under_way = WORKLOADS["logistic"].task(), [], measure.under_way
+
+    def watched(workload, task, workers, watch, slow):
+        def also(status):
+            before = len(went)
+            went.append(slow)
+            time.sleep(0.02 * slow)
+            assert len(went) == before + 1, "two runs went on at a time"
+            watch(status)
+
+        under_way(workload, task, workers, also)
+
+    monkeypatch.setattr(measure, "under_way", watched)
+    found = measure.turns(WORKLOADS["logistic"], task, 100, {"ours": {"slow": 0}, "slow": {"slow": 1}})
+    assert [len(turns) for turns in found.values()] == [5, 5]
+    elapsed = {way: [turn[0] for turn in turns] for way, turns in found.items()}
+    cpu = {way: sum(turn[1] for turn in turns) for way, turns in found.items()}
+    assert min(elapsed["slow"]) >= 20 / measure.BUFFER_SIZE  # milliseconds: it slept at every server step,
+    assert cpu["slow"] < sum(elapsed["slow"]) / 2  # which takes no CPU
+    assert sum(a != b for a, b in pairwise(went)) >= 2 * 5
 
 
 def test_an_unknown_workload_is_one_line(fedbuff):

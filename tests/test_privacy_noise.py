@@ -19,6 +19,7 @@ from fedbuff.core.staleness import polynomial
 from fedbuff.normals import normals, slow_normals
 from fedbuff.privacy import noise, sensitivity
 from fedbuff.privacy.plan import MECHANISMS, Plan
+from fedbuff.toeplitz import filtered, slow_filtered
 
 KEY = bytes(range(32))
 DRAWS = 100_000
@@ -416,4 +417,20 @@ def test_normal_numbers_are_box_and_mullers_and_the_twin_has_the_same_bits():
     u, v = ((2.0 * (bits >> np.uint64(12)) + 1) * 2.0**-53).reshape(2, -1)
     expected = np.sqrt(-2 * np.log(u)) * np.array([np.cos(2 * np.pi * v), np.sin(2 * np.pi * v)])
     np.testing.assert_allclose(slow_normals(bits), expected.ravel(), rtol=0, atol=1e-14)
-    assert normals(bits).tobytes() == slow_normals(bits).tobytes()
+    found = np.empty(len(bits))
+    normals(bits, found)
+    assert found.tobytes() == slow_normals(bits).tobytes()
+
+
+@pytest.mark.parametrize("n", [1, 511, 8192, 20_001])
+def test_a_blt_is_filtered_by_the_twin_with_the_same_bits(n):
+    rng = np.random.default_rng(n)
+    weight, decay, scale = rng.uniform(0, 0.5, 4).tolist(), rng.uniform(0.5, 1, 4).tolist(), 0.3
+    start, fast, slow = rng.standard_normal((4, n)), [], []
+    for way, out in ((filtered, fast), (slow_filtered, slow)):
+        buffers, draws = [row.copy() for row in start], np.random.default_rng(0)
+        out += [way(draws.standard_normal(n), buffers, weight, decay, scale).tobytes() for _ in range(3)]
+        out += [buffer.tobytes() for buffer in buffers]
+    assert fast == slow
+    z = np.random.default_rng(0).standard_normal(n)
+    np.testing.assert_allclose(np.frombuffer(fast[0]), scale * (z - np.array(weight) @ start), rtol=1e-12, atol=1e-12)

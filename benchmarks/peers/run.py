@@ -1,6 +1,6 @@
-"""Throughput and memory of other federated-learning simulators on one and the same work (work.py).
+"""Throughput and memory of federated-learning simulators, ours among them, on one and the same work (work.py).
 
-    python benchmarks/peers/run.py [loop|flsim-async|flsim-sync|pfl|pfl-2|flower|all ...] [--seconds 30] [--json FILE]
+    python benchmarks/peers/run.py [fedbuff|loop|flsim-async|flsim-sync|pfl|pfl-2|flower|all ...] [--seconds 30] [--json FILE]
 
 For each peer: make its virtual environment (once; about 1 GB each), run its script there as a process of its own, with
 as many threads as the peer takes by default, and print a row. A peer that fails says why and the others go on.
@@ -21,6 +21,7 @@ FLSIM = ["hydra-core==1.3.*", "omegaconf==2.3.*", "opacus==1.6.*", "tensorboard"
 
 # Environment: the pip installs that follow that of PyTorch.
 ENVIRONMENTS = {
+    "fedbuff": [["--editable", str(HERE.parents[1])]],
     "flsim": [["--no-deps", "flsim==0.1.0"], FLSIM],  # all it imports; not torchvision, which it does not
     "pfl": [["pfl[pytorch]==0.6.0"]],
     "flower": [["flwr[simulation]==1.41.0"]],
@@ -28,6 +29,7 @@ ENVIRONMENTS = {
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # Peer: its environment and what Python runs in it.
 PEERS = {
+    "fedbuff": ("fedbuff", ["fedbuff_run.py"]),
     "loop": ("pfl", ["work.py"]),
     "flsim-async": ("flsim", ["flsim_run.py", "async"]),
     "flsim-sync": ("flsim", ["flsim_run.py", "sync"]),

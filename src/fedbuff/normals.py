@@ -26,14 +26,13 @@ _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.755731435139
         -1.38888888888741095749e-03, 4.16666666666666019037e-02)  # fmt: skip
 
 
-def normals(bits: Bits) -> Numbers:
-    """As many numbers as there are words of bits, an even number; two words make two numbers."""
+def normals(bits: Bits, out: Numbers) -> None:
+    """Fill `out` with as many numbers as there are words of bits, an even number; two words make two numbers."""
     library = _library()
     if library is None:
-        return slow_normals(bits)
-    out = np.empty(len(bits))
-    library.normals(bits.ctypes.data, len(bits) // 2, out.ctypes.data)
-    return out
+        out[:] = slow_normals(bits)
+    else:
+        library.normals(bits.ctypes.data, len(bits) // 2, out.ctypes.data)
 
 
 def slow_normals(bits: Bits) -> Numbers:

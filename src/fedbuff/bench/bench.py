@@ -21,7 +21,7 @@ from fedbuff.sim.workers import cores
 from fedbuff.version import __version__
 
 SPEED = ("cifar", "sent140", "celeba", "logistic")
-LAYERS = {"cifar-again": ("tree", "blt", "enclave"), "million": ("tree", "blt", "enclave")}  # on top of ours
+LAYERED = ("cifar-again", "million")
 COSTS = {"tree": 0.10, "blt": 0.10, "enclave": 0.05}  # of trips per second, at most
 GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
 
@@ -43,13 +43,13 @@ def bench(
         result["large"] = measure("large", f"ours-{workers}", share)
         say(f"ten million weights: {result['large']['peak_mb']:,.0f} MB")
     if "layers" in workloads:
-        result["layers"] = layers(repeats, share, workers, say)
+        result["layers"] = layers(share, say)
     if "engine" in workloads:
         result["engine"] = engine(repeats, say)
     return result
 
 
-def measure(name: str, way: str, share: float) -> dict[str, float]:
+def measure(name: str, way: str, share: float) -> dict[str, Any]:
     """One measurement: trips per second, and the most memory that the process and its children took."""
     command = [sys.executable, "-m", "fedbuff.bench.measure", name, way, str(share)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -96,18 +96,23 @@ def summary(found: dict[str, list[dict[str, float]]], workers: int) -> dict[str,
     return result
 
 
-def layers(repeats: int, share: float, workers: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """What differential privacy and secure aggregation cost: the share of trips per second that is lost to each."""
-    lost: dict[str, dict[str, float]] = {}
-    for name, ways in LAYERS.items():
-        found: dict[str, list[float]] = {way: [] for way in ways}
-        for repeat in range(repeats):
-            plain = measure(name, f"ours-{workers}", share)["trips_per_second"]
-            for way in ways:
-                rate = measure(name, f"{way}-{workers}", share)["trips_per_second"]
-                found[way].append(1.0 - rate / plain)
-                say(f"{name} {repeat + 1}/{repeats} {way}: {rate:,.0f} trips/s, {plain:,.0f} without")
-        lost[name] = {way: median(values) for way, values in found.items()}
+def layers(share: float, say: Callable[[str], None]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What differential privacy and secure aggregation cost: the share of trips per second that is lost to each, and of CPU."""
+    lost: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in LAYERED:
+        found = measure(name, "turns", share)["turns"]
+        plain, lost[name] = found.pop("ours"), {}
+        for way, turns in found.items():
+            pairs = list(zip(plain, turns, strict=True))
+            elapsed, cpu = (sorted(1.0 - without[i] / each[i] for without, each in pairs) for i in (0, 1))
+            quarter = len(pairs) // 4
+            lost[name][way] = {
+                "lost": median(elapsed),
+                "half_between": [elapsed[quarter], elapsed[-1 - quarter]],
+                "cpu": median(cpu),
+                "turns": len(pairs),
+            }
+            say(f"{name} with {way}: {100 * median(elapsed):.1f} % lost, {100 * median(cpu):.1f} % by CPU time")
     return lost
 
 
@@ -175,7 +180,7 @@ def tables(result: dict[str, Any]) -> str:
         ways = list(COSTS)
         lines += ["", f"| trips per second lost to | {' | '.join(ways)} |", "|---|" + "---:|" * len(ways)]
         for name, lost in result["layers"].items():
-            cells = [f"{100 * lost[way]:.1f} % (≤ {100 * COSTS[way]:g} %)" for way in ways]
+            cells = [f"{100 * lost[way]['lost']:.1f} % (≤ {100 * COSTS[way]:g} %)" for way in ways]
             lines += [f"| {name} | {' | '.join(cells)} |"]
     if "engine" in result:
         lines += ["", "| concurrency | clients | weights | engine, µs per trip |", "|---:|---:|---:|---:|"]

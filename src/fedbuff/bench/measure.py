@@ -1,13 +1,18 @@
 """One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
 
 Ways: `ours` with N worker processes; `loop`, a hand-written loop over clients on one thread; `central`, training on the
-same examples without clients, two threads (the usual "limit"); `ray`; and ours with differential privacy, `tree`,
-`tree_honaker` and `blt`. All with the tuned allocator.
+same examples without clients, two threads (the usual "limit"); `ray`; and `turns`, ours on one worker with and without
+each of its layers (differential privacy, secure aggregation), a few hundred trips of each in turn. All with the tuned
+allocator.
 """
 
+import contextlib
+import ctypes
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -33,19 +38,40 @@ SECURE: dict[str, Literal["plain", "enclave", "helpers"]] = {
     "helpers": "helpers",
 }
 PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
+ROUNDS = 30  # of turns
+LAYERS = ("tree", "blt", "enclave")
 
 
 class _EnoughError(Exception):
     """The measurement is over, though the run is not."""
 
 
+def under_way(workload: Workload, task: Task, workers: int, watch: Callable[[Status], None], **how: Any) -> None:
+    """An asynchronous run that is meant to go on, until `watch` has seen enough of it."""
+    server = Server(start=refill(CONCURRENCY), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
+    never = 1 << 40
+    try:
+        simulate(
+            server,
+            task,
+            client=workload.client,
+            until=trips(never),
+            evaluate_every=never,
+            workers=workers,
+            progress=watch,
+            **how,
+        )
+    except _EnoughError:
+        return
+    raise AssertionError("the run ended by itself")
+
+
 def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -> float:
     """Trips per second of an asynchronous run once it is under way, of which `count` trips are measured.
 
     At its beginning more trips are trained, ahead, than end; at its end fewer. So it begins when all trips have turned over
-    once or twice, and the run is meant to go on.
+    once or twice.
     """
-    server = Server(start=refill(CONCURRENCY), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
     first: tuple[int, float] | None = None
     rate = 0.0
 
@@ -57,20 +83,59 @@ def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -
             rate = (status.trips - first[0]) / (time.perf_counter() - first[1])
             raise _EnoughError
 
-    try:
-        simulate(
-            server,
-            task,
-            client=workload.client,
-            until=trips(1 << 40),
-            evaluate_every=1 << 40,
-            workers=workers,
-            progress=watch,
-            **how,
-        )
-    except _EnoughError:
-        return rate
-    raise AssertionError("the run ended by itself")
+    under_way(workload, task, workers, watch, **how)
+    return rate
+
+
+def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """Milliseconds per trip, elapsed and of this process's CPU, in each of `ROUNDS` turns of every way.
+
+    A layer's few per cent are less than what this machine's speed changes by from one minute to the next, so the runs are
+    all under way at once, and only one of them goes on at a time, for `count` trips: each round compares the same seconds.
+    """
+    one_arena()
+    found: dict[str, list[list[float]]] = {way: [] for way in ways}
+    go, back = {way: threading.Semaphore(0) for way in ways}, threading.Semaphore(0)
+
+    def play(way: str) -> None:
+        begun: tuple[int, float, float] | None = None
+
+        def watch(status: Status) -> None:
+            nonlocal begun
+            now = status.trips, time.perf_counter(), time.process_time()
+            if begun is None:
+                if status.trips < workload.after:
+                    return
+            elif status.trips < begun[0] + count:
+                return
+            else:
+                found[way].append([1000 * (now[i] - begun[i]) / (now[0] - begun[0]) for i in (1, 2)])
+            back.release()
+            go[way].acquire()
+            if len(found[way]) == ROUNDS:
+                raise _EnoughError
+            begun = status.trips, time.perf_counter(), time.process_time()
+
+        go[way].acquire()
+        try:
+            under_way(workload, task, 1, watch, **ways[way])
+        finally:
+            back.release()
+
+    players = [threading.Thread(target=play, args=[way], daemon=True) for way in ways]
+    for player in players:
+        player.start()
+    for _ in range(ROUNDS + 2):  # the first turn gets a run under way, the last one ends it
+        for way in ways:
+            go[way].release()
+            back.acquire()
+    return found
+
+
+def one_arena() -> None:
+    """Have threads allocate as the main one does: else glibc maps large arrays anew each time, and faults on every page."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
 
 
 def loop(workload: Workload, task: Task, count: int) -> float:
@@ -118,21 +183,29 @@ def main(name: str, way: str, share: str) -> None:
     task = workload.task()
     data = sum(x.nbytes + y.nbytes for x, y in task.clients) / (1 << 20)
     count, few = round(workload.trips * float(share)), round(workload.trips * float(share) / 5)
-    if way == "loop":
-        rate = loop(workload, task, max(10, few))
+    result: dict[str, Any] = {"data_mb": data}
+    if way == "turns":
+        result["turns"] = turns(
+            workload, task, max(10, count // 6), {"ours": {}} | {layer: with_layer(layer) for layer in LAYERS}
+        )
+    elif way == "loop":
+        result["trips_per_second"] = loop(workload, task, max(10, few))
     elif way == "central":
-        rate = central(workload, task, max(10, few))
+        result["trips_per_second"] = central(workload, task, max(10, few))
     else:
         engine, workers = way.split("-")
-        how: dict[str, Any] = {"engine": "ray"} if engine == "ray" else {}
-        if engine in PRIVATE:
-            how["privacy"] = Privacy(
-                1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[engine], max_participations=1 << 20, horizon=1 << 16
-            )
-        elif engine in SECURE:
-            how["secure_aggregation"] = SecureAggregation(SECURE[engine], clip=1.0)
-        rate = ours(workload, task, count, int(workers), **how)
-    print(json.dumps({"trips_per_second": rate, "data_mb": data}), flush=True)
+        how = {"engine": "ray"} if engine == "ray" else with_layer(engine)
+        result["trips_per_second"] = ours(workload, task, count, int(workers), **how)
+    print(json.dumps(result), flush=True)
+
+
+def with_layer(name: str) -> dict[str, Any]:
+    """What `simulate` has to be told."""
+    if name in PRIVATE:
+        often = 1 << 20
+        privacy = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[name], max_participations=often, horizon=1 << 16)
+        return {"privacy": privacy}
+    return {"secure_aggregation": SecureAggregation(SECURE[name], clip=1.0)} if name in SECURE else {}
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def status(request: Request) -> list[Table]:
         for dataset in [DATASETS[name] for name in experiment.datasets] or [NO_DATA]:
             ask = Ask(dataset, request.out / "settings", request.seeds, read=False)
             trips = (experiment.trips or {}).get(dataset.name, 0.0) * 1000 * len(request.seeds)
+            rate = dataset.rate * (10 if experiment.linear and dataset.name == "sent140" else 1)
             have, of = cached(experiment, ask, request.out)
             own = (stem(ask), f"{stem(ask)}-quick", f"{experiment.quick}-quick")
             rows.append(
@@ -238,7 +239,7 @@ def status(request: Request) -> list[Table]:
                     "name": experiment.name,
                     "where": experiment.where,
                     "dataset": "" if dataset is NO_DATA else dataset.name,
-                    "minutes": round(trips / dataset.rate / 60, 1),
+                    "minutes": round(trips / rate / 60, 1),
                     "cached": have,
                     "runs": of,
                     "results": [name for name in stems if name in own],

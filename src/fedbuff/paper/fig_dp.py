@@ -155,4 +155,5 @@ FIG_DP = Experiment(
     quick="synthetic-iid",
     beside="sent140",
     trips={"sent140": 2560, "synthetic-iid": 1280},
+    linear=True,
 )

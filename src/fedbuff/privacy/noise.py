@@ -54,13 +54,15 @@ def seeded(seed: int, dimension: int) -> Draw:
 
 def _normals(keystream: Callable[[Any, Any], Any], dimension: int) -> Noise:
     """From the uniform bits that encrypting zeros gives, a block that stays in the cache at a time."""
-    out = np.empty(dimension)
-    for at in range(0, dimension, _BLOCK):
+    even = dimension + dimension % 2  # two words make two numbers
+    out = np.empty(even)
+    zeros, bits = np.zeros(8 * _BLOCK, np.uint8), np.empty(_BLOCK, np.uint64)
+    for at in range(0, even, _BLOCK):
         block = out[at : at + _BLOCK]
-        bits = np.zeros(len(block) + len(block) % 2, np.uint64)  # two words make two numbers
-        keystream(bits.view(np.uint8), bits.view(np.uint8))
-        block[:] = normals(bits)[: len(block)]
-    return out
+        words = bits[: len(block)]
+        keystream(zeros[: words.nbytes], words.view(np.uint8))
+        normals(words, block)
+    return out[:dimension]
 
 
 def fingerprint(key: bytes | int) -> str:

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbuff.privacy.noise import Draw, Noise
+from fedbuff.toeplitz import filtered
 
-_BLOCK = 8192  # numbers
 _KEPT = 4  # levels of nodes that are remembered: they leave the prefix sum soon, and are 15 of 16
 
 
@@ -174,16 +174,8 @@ class blt:
         x = self._draw(number, 0, leaf)
         if leaf == 0:
             self._buffers = [np.zeros_like(x) for _ in self._decay]
-        for at in range(0, len(x), _BLOCK):  # what is at hand stays in the cache
-            part, buffers = x[at : at + _BLOCK], [buffer[at : at + _BLOCK] for buffer in self._buffers]
-            for weight, buffer in zip(self._weight, buffers, strict=True):
-                part -= weight * buffer
-            for decay, buffer in zip(self._decay, buffers, strict=True):
-                buffer *= decay
-                buffer += part
-            part *= self._scale
         self._next = step + 1
-        return x
+        return filtered(x, self._buffers, self._weight, self._decay, self._scale)
 
     def state(self) -> tuple[dict[str, Noise], dict[str, Any]]:
         facts = {"step": self._next, "decay": list(self._decay), "weight": list(self._weight)}
