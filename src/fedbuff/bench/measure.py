@@ -38,7 +38,7 @@ SECURE: dict[str, Literal["plain", "enclave", "helpers"]] = {
     "helpers": "helpers",
 }
 PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
-ROUNDS = 30  # of turns
+ROUNDS = 60  # of turns
 LAYERS = ("tree", "blt", "enclave")
 
 
@@ -125,10 +125,12 @@ def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, 
     players = [threading.Thread(target=play, args=[way], daemon=True) for way in ways]
     for player in players:
         player.start()
+    order = list(ways)
     for _ in range(ROUNDS + 2):  # the first turn gets a run under way, the last one ends it
-        for way in ways:
+        for way in order:
             go[way].release()
             back.acquire()
+        order = [*order[1:], order[0]]  # nobody always comes after the same one
     return found
 
 
@@ -186,7 +188,7 @@ def main(name: str, way: str, share: str) -> None:
     result: dict[str, Any] = {"data_mb": data}
     if way == "turns":
         result["turns"] = turns(
-            workload, task, max(10, count // 6), {"ours": {}} | {layer: with_layer(layer) for layer in LAYERS}
+            workload, task, max(10, count // 12), {"ours": {}} | {layer: with_layer(layer) for layer in LAYERS}
         )
     elif way == "loop":
         result["trips_per_second"] = loop(workload, task, max(10, few))

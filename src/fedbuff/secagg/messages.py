@@ -177,16 +177,20 @@ class Release:
     words: NDArray[np.uint32]
     signature: bytes = b""
 
-    def body(self) -> bytes:
+    def head(self) -> bytes:
+        """All before the words."""
         lines = b"".join(struct.pack(">Q", serial) + digest for serial, digest in self.accepted)
-        return b"\x04" + self.epoch + struct.pack(">QI", self.version, len(self.accepted)) + lines + words_bytes(self.words)
+        numbers = struct.pack(">QI", self.version, len(self.accepted))
+        return b"\x04" + self.epoch + numbers + lines + struct.pack(">I", len(self.words))
 
     def signed(self, policy: bytes) -> bytes:
-        """What is signed: a hash, since Ed25519 would go over all of it twice."""
-        return b"fedbuff-release-v1" + policy + hashlib.sha256(self.body()).digest()
+        """What is signed: a hash of the message without its signature, since Ed25519 would go over all of it twice."""
+        body = hashlib.sha256(self.head())
+        body.update(np.ascontiguousarray(self.words, "<u4").data)
+        return b"fedbuff-release-v1" + policy + body.digest()
 
     def to_bytes(self) -> bytes:
-        return self.body() + self.signature
+        return self.head() + np.ascontiguousarray(self.words, "<u4").tobytes() + self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -13,6 +13,7 @@ from fedbuff.secagg.sealing import Cipher, algorithms, modes
 Words = NDArray[np.uint32]
 
 SEED = 32  # bytes
+_FROM_ZERO = modes.CTR(bytes(16))
 
 
 @lru_cache(maxsize=4)
@@ -24,7 +25,7 @@ def expand(seed: bytes, out: Words) -> Words:
     """Fill `out` with the pad of this seed."""
     if len(seed) != SEED:
         raise ValueError(f"a seed has {SEED} bytes, got {len(seed)}")
-    encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+    encryptor = Cipher(algorithms.AES(seed), _FROM_ZERO).encryptor()
     encryptor.update_into(_zeros(out.nbytes), out.view(np.uint8).data)
     return out
 

@@ -5,6 +5,7 @@ HPKE (RFC 9180) makes its ephemeral key from the operating system's randomness; 
 
 import hmac
 from collections.abc import Callable
+from functools import lru_cache
 
 from fedbuff.secagg.messages import RefusedError
 
@@ -111,7 +112,12 @@ def signer(private: bytes) -> bytes:
 
 
 def sign(private: bytes, text: bytes) -> bytes:
-    return Ed25519PrivateKey.from_private_bytes(private).sign(text)
+    return _signing(private).sign(text)
+
+
+@lru_cache(maxsize=2)  # its public half is worked out anew each time, which takes as long as to sign
+def _signing(private: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(private)
 
 
 def signed_by(key: bytes, text: bytes, signature: bytes) -> bool:
