@@ -57,7 +57,7 @@ def test_layers_take_turns_and_what_costs_time_shows(monkeypatch):
     cpu = {way: sum(turn[1] for turn in turns) for way, turns in found.items()}
     assert min(elapsed["slow"]) >= 20 / measure.BUFFER_SIZE  # milliseconds: it slept at every server step,
     assert cpu["slow"] < sum(elapsed["slow"]) / 2  # which takes no CPU
-    assert sum(a != b for a, b in pairwise(went)) >= 2 * 5
+    assert sum(a != b for a, b in pairwise(went)) > 5  # both in every round
 
 
 def test_an_unknown_workload_is_one_line(fedbuff):
