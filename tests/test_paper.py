@@ -37,7 +37,7 @@ from fedbuff.paper import (
 from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, quick
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report
-from fedbuff.paper.result import Number, Pair, differences, lines, ratio
+from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, lines, ratio
 from fedbuff.paper.tuning import tune_method
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
@@ -255,6 +255,28 @@ def test_table_cells_are_computed_from_runs(tmp_path):
     assert sum(row["ours"].get("bound", False) for row in again["rows"]) == 1
 
 
+def test_a_table_of_what_was_run_so_far_runs_nothing_and_claims_nothing_more(tmp_path):
+    request = experiments.Request(tmp_path, workers=1, quiet=True, so_far=True)
+    asked = ask(tmp_path, seeds=(0, 1))
+    table = experiments.EXPERIMENTS["table1"]
+    needed = table.cells(asked)
+    reached = cells.measure(needed["fedbuff"], 1, tmp_path, workers=1, say=silent).to_target("trips")
+    begun = tmp_path / "runs" / cells.where(experiments.from_tables({**needed["fedavg"], "seed": 0}), tmp_path).stem
+    begun.mkdir(parents=True)
+    first = {"trips": 0, "server_steps": 0, "virtual_time": 0.0, "split": "test", "loss": 2.0, "accuracy": 0.1}
+    (begun / "metrics.jsonl").write_text(json.dumps(first) + "\n" + json.dumps({**first, "trips": 5000}) + "\n")
+    before = sorted(tmp_path.rglob("*"))
+    kept = experiments.run_one(table, asked, request, silent)
+    assert [p for p in sorted(tmp_path.rglob("*")) if p not in before and "table1" not in p.parts] == []
+    shown = {row[0]: row[2] for row in lines(kept)[1]}
+    assert shown["FedBuff"] == f"{reached / 1000:.1f}"
+    assert shown["FedAvg"] == "> 5.0" and shown["FedAvgM"] == "not run" and shown["FedAvgM / FedBuff"] == "–"
+    assert [c["holds"] for c in kept["checks"]] == [False, False]
+    assert "so far: 1 of 10 runs (fedbuff: seed 1); stopped before their end: fedavg 0" in kept["notes"]
+    with pytest.raises(SettingsError, match="fig-curves needs all"):
+        experiments.run_one(experiments.EXPERIMENTS["fig-curves"], asked, request, silent)
+
+
 @pytest.mark.parametrize("name", ["table1", "table-large-k", "table-lrnorm", "fig-stragglers", "fig-curves", "fig-rounds"])
 def test_what_is_trained_on_a_tiny_task(name, tmp_path):
     request = experiments.Request(tmp_path, workers=1, quiet=True)
@@ -447,6 +469,13 @@ def test_not_reaching_a_target_differs_from_reaching_it():
     assert "a" in differences([Pair("a", "a", missed, reached)])
     assert ratio(missed, reached) == Number(1.2, bound=True)
     assert ratio(reached, missed) is None
+
+
+def test_nobody_can_tell_what_a_bound_below_stands_for():
+    stopped, one, other = Number(40, bound=True), Number(100), Number(300)
+    assert differences([Pair("a", "a", other, stopped), Pair("b", "b", one, one)]) == {}
+    assert differences([Pair("a", "a", other, NOT_RUN), Pair("b", "b", one, one)]) == {}
+    assert "other way round" in differences([Pair("a", "a", one, Number(120, bound=True)), Pair("b", "b", other, one)])["b"]
 
 
 def test_a_stand_in_is_not_divided_by_the_paper(tmp_path):

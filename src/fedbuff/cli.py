@@ -165,7 +165,8 @@ def paper(args: argparse.Namespace) -> None:
     if args.dataset is not None and args.dataset not in DATASETS:
         raise SettingsError(f"--dataset {args.dataset}: unknown; {toml.suggest(args.dataset, DATASETS)}")
     seeds = experiments.seeds_of(args.seeds)
-    request = experiments.Request(args.out, args.dataset, seeds, args.quick, args.workers, args.quiet or args.json)
+    quiet = args.quiet or args.json
+    request = experiments.Request(args.out, args.dataset, seeds, args.quick, args.workers, quiet, args.so_far)
     if args.name == "list":
         _paper_list(experiments.status(request), experiments.estimate, args)
         return
@@ -551,6 +552,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dataset", metavar="NAME", help="cifar10, celeba or sent140 (default: all that the table has)")
     sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
     sub.add_argument("--quick", action="store_true", help="minutes instead of hours, on data that stands in for the paper's")
+    sub.add_argument(
+        "--so-far", action="store_true", help="run nothing: a table of what was run before, where a table can do with some"
+    )
     data(sub)
     sub.add_argument(
         "--out",

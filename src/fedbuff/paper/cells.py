@@ -14,10 +14,9 @@ from statistics import mean
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.paper.result import Number, spread
+from fedbuff.paper.result import NOT_RUN, Number, spread
 from fedbuff.report.files import FolderError, write_json
 from fedbuff.report.progress import bar
-from fedbuff.report.run import Run
 from fedbuff.settings import Settings, from_tables
 from fedbuff.toml import Table
 
@@ -39,6 +38,8 @@ class Cell:
 
 def to_target(cells: Sequence[Cell], cost: str, unit: float = 1.0) -> Number:
     """Mean and standard deviation over seeds, or how much was not enough: a mean over the lucky seeds would flatter."""
+    if not cells:
+        return NOT_RUN
     found = [cell.to_target(cost) for cell in cells]
     reached = [value / unit for value in found if value is not None]
     if len(reached) == len(cells):
@@ -59,13 +60,28 @@ def measure(
     out.mkdir(parents=True, exist_ok=True)
     with bar(f"{experiment.name} {seed}", experiment.until, quiet) as progress:
         run = experiment.run(out=out / "runs" / path.stem, resume=True, progress=progress, workers=workers)
-    cell = Cell(without_seed(experiment), seed, run.summary, curve(run))
+    cell = Cell(without_seed(experiment), seed, run.summary, columns(run.metrics))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"settings": cell.settings, "seed": seed, "summary": dict(run.summary), "curve": cell.curve})
     reached = run.summary["trips_to_target"]
     found = f"after {reached:,} trips" if reached is not None else f"not within {run.summary['trips']:,} trips"
     say(f"{path.stem}: {100 * run.summary['target']:g} % {found}, {run.summary['wall_seconds']:.0f} s")
     return cell
+
+
+def so_far(tables: Table, seed: int, out: Path) -> Cell | None:
+    """The same without running anything: a run that was interrupted has not reached its target yet. None if it never began."""
+    experiment = from_tables({**tables, "seed": seed})
+    path = where(experiment, out)
+    if (kept := read(path)) is not None:
+        return kept
+    lines = out / "runs" / path.stem / "metrics.jsonl"
+    rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.is_file() else []
+    if not rows:
+        return None
+    spent = {cost: rows[-1][cost] for cost in ("trips", "server_steps", "virtual_time")}
+    summary = {**spent, **{f"{cost}_to_target": None for cost in spent}, "stopped_by": "not done yet"}
+    return Cell(without_seed(experiment), seed, summary, columns(rows))
 
 
 def where(experiment: Settings, out: Path) -> Path:
@@ -90,7 +106,7 @@ def read(path: Path) -> Cell | None:
         raise FolderError(f"{path} is damaged ({e}): remove it to run this cell again") from e
 
 
-def curve(run: Run) -> dict[str, list[Any]]:
+def columns(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The evaluations on the first split as columns."""
-    rows = [m for m in run.metrics if m["split"] == run.metrics[0]["split"]]
+    rows = [m for m in metrics if m["split"] == metrics[0]["split"]]
     return {name: [row.get(name) for row in rows] for name in ("trips", "server_steps", "virtual_time", "loss", "accuracy")}

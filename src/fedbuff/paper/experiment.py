@@ -63,6 +63,7 @@ class Experiment:
     cells      the settings of every run it needs, by a key of its own
     result     what the cells come to
     trips      about how many thousand trips a seed takes on each real dataset, by the paper's numbers
+    so_far     it can be put together from some of its cells
     linear     on Sent140 its model is linear, whose trips take a tenth of the time of the LSTM's
     """
 
@@ -76,4 +77,5 @@ class Experiment:
     quick: str = "digits"
     beside: str = "cifar10"
     trips: Mapping[str, float] | None = None
+    so_far: bool = False
     linear: bool = False

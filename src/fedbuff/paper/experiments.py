@@ -61,7 +61,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for. `dataset` None: all that an experiment has, or what stands in for them if quick."""
+    """What the command line asked for. `dataset` None: all that an experiment has, or what stands in for them if quick.
+
+    With `so_far`, results are put together from what was run before, and nothing is run.
+    """
 
     out: Path = Path("results/paper")
     dataset: str | None = None
@@ -69,6 +72,7 @@ class Request:
     quick: bool = False
     workers: int | None = None
     quiet: bool = False
+    so_far: bool = False
 
     def asks(self, experiment: Experiment) -> Iterator[Ask]:
         """One for each dataset."""
@@ -112,11 +116,18 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
             from_tables(tables)
         except SettingsError as e:
             raise SettingsError(f"{experiment.name}, {ask.dataset.name}, {key}: {e}") from e
+    if request.so_far and not experiment.so_far:
+        raise SettingsError(f"--so-far: {experiment.name} needs all of its runs")
     found: dict[str, list[cells.Cell]] = {key: [] for key in needed}
     for seed in ask.seeds:  # seed by seed: a table of the first seed is there early
         for key, tables in needed.items():
-            found[key].append(cells.measure(tables, seed, request.out, request.workers, request.quiet, say))
+            if not request.so_far:
+                found[key].append(cells.measure(tables, seed, request.out, request.workers, request.quiet, say))
+            elif (cell := cells.so_far(tables, seed, request.out)) is not None:
+                found[key].append(cell)
     result = experiment.result(ask, found)
+    if request.so_far:
+        result = replace(result, notes=[progress(found, len(ask.seeds)), *result.notes])
     kept = {
         **about(experiment, ask, needed),
         **as_json(result),
@@ -130,6 +141,15 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     write_json(folder / f"{name}.json", kept)
     write_text(folder / f"{name}.md", as_markdown(kept, f"{name}.svg"))
     return kept
+
+
+def progress(found: dict[str, list[cells.Cell]], seeds: int) -> str:
+    """What a table that is not complete was made of."""
+    done = {key: [cell.seed for cell in group if cell.summary["stopped_by"] != "not done yet"] for key, group in found.items()}
+    told = [f"{key}: seed {', '.join(map(str, seeds))}" for key, seeds in done.items() if seeds]
+    begun = [f"{key} {cell.seed}" for key, group in found.items() for cell in group if cell.seed not in done[key]]
+    text = f"so far: {sum(map(len, done.values()))} of {len(found) * seeds} runs ({'; '.join(told) or 'none'})"
+    return text + (f"; stopped before their end: {', '.join(begun)}" if begun else "")
 
 
 def stem(ask: Ask) -> str:

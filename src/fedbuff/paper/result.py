@@ -14,7 +14,7 @@ FAR = 0.30  # ours may differ from the paper by so much before the report asks w
 
 @dataclass(frozen=True)
 class Number:
-    """A mean with its standard deviation over seeds, or with `bound` a number that was not enough ("> 600")."""
+    """A mean with its standard deviation over seeds, or with `bound` a number that was not enough ("> 600"); see `NOT_RUN`."""
 
     mean: float
     std: float | None = None
@@ -26,10 +26,15 @@ class Number:
         >>> Number(67.5, 7.4).text(), Number(600.0, bound=True).text(), Number(0.00102).text(-1)
         ('67.5 ± 7.4', '> 600.0', '0.00102')
         """
+        if self == NOT_RUN:
+            return "not run"
         if digits < 0:
             return f"{self.mean:.4g}"
         shown = f"{self.mean:,.{digits}f}"
         return f"> {shown}" if self.bound else shown + (f" ± {self.std:,.{digits}f}" if self.std is not None else "")
+
+
+NOT_RUN = Number(0.0, bound=True)  # more than nothing is all that is known
 
 
 def spread(values: Sequence[float]) -> Number:
@@ -39,7 +44,7 @@ def spread(values: Sequence[float]) -> Number:
 
 def ratio(a: Number, b: Number) -> Number | None:
     """Quotient of two; a bound if only the first is one, nothing if the second is."""
-    return None if b.bound or b.mean == 0 else Number(a.mean / b.mean, bound=a.bound)
+    return None if b.bound or b.mean == 0 or a == NOT_RUN else Number(a.mean / b.mean, bound=a.bound)
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ def differences(pairs: Sequence[Pair]) -> dict[str, str]:
     for p in both:
         assert p.paper is not None and p.ours is not None
         if p.paper.bound or p.ours.bound:
-            if p.paper.bound != p.ours.bound:
+            if p.paper.bound != p.ours.bound and _before(p.paper, p.ours):
                 found.setdefault(p.key, []).append(f"{p.ours.text(p.digits)} instead of {p.paper.text(p.digits)}")
         elif abs(p.ours.mean / p.paper.mean - 1) > FAR:
             found.setdefault(p.key, []).append(f"{p.ours.mean / p.paper.mean:.2f} times the paper's")
@@ -180,7 +185,8 @@ def differences(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def _before(a: Number | None, b: Number | None) -> int:
-    """−1 if a comes first, 1 if b does, 0 if nobody can tell."""
+    """−1 if a comes first, 1 if b does, 0 if nobody can tell: what a bound stands for is above it, and that is all."""
     assert a is not None and b is not None
-    x, y = (math.inf if n.bound else n.mean for n in (a, b))
-    return (x > y) - (x < y)
+    if a.bound or b.bound:
+        return int(a.bound and not b.bound and a.mean >= b.mean) - int(b.bound and not a.bound and b.mean >= a.mean)
+    return (a.mean > b.mean) - (a.mean < b.mean)

@@ -44,13 +44,13 @@ def checks(trips: dict[str, Number]) -> list[Check]:
     return [
         Check(
             "FedBuff takes fewer trips than FedAvgM, FedAvg and FedProx",
-            not ours.bound and all(n.bound or ours.mean < n.mean for n in rivals.values()),
+            not ours.bound and all(ours.mean < n.mean for n in rivals.values()),
             facts,
         ),
         Check(
             "FedAvgM takes at least 1.5 times FedBuff's",
             over is not None and over.mean >= 1.5,
-            "FedBuff did not get there" if over is None else f"{over.text(2)} times",
+            "not known" if over is None else f"{over.text(2)} times",
         ),
     ]
 
@@ -64,4 +64,5 @@ TABLE1 = Experiment(
     result,
     cells,
     trips={"cifar10": 943, "celeba": 632, "sent140": 1850},
+    so_far=True,
 )

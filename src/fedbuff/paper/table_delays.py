@@ -37,7 +37,7 @@ def result(ask: Ask, found: Cells) -> Result:
             paper = None if theirs is None else Number(theirs[i])
             pairs.append(Pair(f"{name}-{key}", f"{name}: {title} / FedBuff", paper, ratio(other, ours), group=name))
         pairs.append(Pair(f"{name}-fedbuff", f"{name}: FedBuff, thousand trips", None, ours, group=""))
-        faster = not ours.bound and (avgm.bound or ours.mean < avgm.mean)
+        faster = not ours.bound and ours.mean < avgm.mean
         facts = f"{ours.text()} and {avgm.text()} thousand"
         checks.append(Check(f"FedBuff takes fewer trips than FedAvgM, {name} delays", faster, facts))
     return Result(pairs, "times FedBuff's trips", checks)
@@ -51,4 +51,5 @@ TABLE_DELAYS = Experiment(
     result,
     cells,
     trips={"cifar10": 545, "celeba": 311, "sent140": 1517},
+    so_far=True,
 )

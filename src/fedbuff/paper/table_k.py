@@ -23,7 +23,7 @@ def result(ask: Ask, found: Cells) -> Result:
     trips = {k: to_target(found[f"k{k}"], "trips", 1000) for k in SIZES}
     pairs = [Pair(f"k{k}", f"K = {k}", Number(*PAPER[ask.dataset.paper][k]), trips[k]) for k in SIZES]
     ten, hundred = trips[10], trips[100]
-    better = not ten.bound and (hundred.bound or ten.mean <= hundred.mean)
+    better = not ten.bound and ten.mean <= hundred.mean
     check = Check("K = 10 takes at most K = 100's trips", better, f"{ten.text()} and {hundred.text()} thousand")
     return Result(pairs, "thousand trips to the target", [check])
 
@@ -36,4 +36,5 @@ TABLE_K = Experiment(
     result,
     cells,
     trips={"cifar10": 247, "celeba": 136, "sent140": 493},
+    so_far=True,
 )
