@@ -60,6 +60,15 @@ def test_layers_take_turns_and_what_costs_time_shows(monkeypatch):
     assert sum(a != b for a, b in pairwise(went)) > 5  # both in every round
 
 
+def test_a_layer_that_fails_ends_the_turns(monkeypatch):
+    def fails(*args, **how):
+        raise ValueError("secure aggregation needs cryptography")
+
+    monkeypatch.setattr(measure, "under_way", fails)
+    with pytest.raises(ValueError, match="cryptography"):
+        measure.turns(WORKLOADS["logistic"], None, 100, {"ours": {}, "enclave": {}})
+
+
 def test_an_unknown_workload_is_one_line(fedbuff):
     done = fedbuff("bench", "--only", "cifer", code=2)
     assert "cifar" in done.stderr

@@ -95,6 +95,7 @@ def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, 
     """
     one_arena()
     found: dict[str, list[list[float]]] = {way: [] for way in ways}
+    failed: list[Exception] = []
     go, back = {way: threading.Semaphore(0) for way in ways}, threading.Semaphore(0)
 
     def play(way: str) -> None:
@@ -119,6 +120,8 @@ def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, 
         go[way].acquire()
         try:
             under_way(workload, task, 1, watch, **ways[way])
+        except Exception as e:
+            failed.append(e)
         finally:
             back.release()
 
@@ -130,6 +133,8 @@ def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, 
         for way in order:
             go[way].release()
             back.acquire()
+            if failed:
+                raise failed[0]
         order = [*order[1:], order[0]]  # nobody always comes after the same one
     return found
 
