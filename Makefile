@@ -27,7 +27,7 @@ lint: install ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install ## how fast it is: training, the engine and the timeline, in half an hour
+bench: install ## how fast it is: training, the engine, privacy and secure aggregation, the timeline; in an hour
 	$(BIN)/fedbuff bench
 	$(BIN)/python benchmarks/timeline.py
 
