@@ -642,3 +642,56 @@ def test_an_audit_with_a_seed_repeats(privacy):
 def test_a_mistake_is_one_line_and_exit_code_2(privacy, arguments, says):
     done = privacy(*arguments, code=2)
     assert says in done.err and done.err.count("\n") == 1 and not done.out
+
+
+# ── calibration far out ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 1e-3, 1), (0.1, 1e-3, 10), (200.0, 0.5, 100)])
+def test_noise_of_sampled_cohorts_is_found_wherever_it_is(epsilon, rate, steps):
+    noise = accounting.sampled_noise(epsilon, rate, steps, 1e-5)
+    spent = accounting.sampled_epsilon(noise, rate, steps, 1e-5)
+    assert spent <= epsilon * (1 + 1e-6)
+    assert spent == pytest.approx(epsilon, rel=1e-3) or noise == pytest.approx(0.05)
+
+
+def test_what_an_accountant_does_not_resolve_is_said():
+    with pytest.raises(ValueError, match=r"epsilon=0\.01.*'rdp' does not resolve"):
+        accounting.effective_noise(0.01, 1e-12, "rdp")
+    assert accounting.effective_noise(0.01, 1e-12) > 100
+
+
+def test_hardly_any_noise_is_accounted_for_without_a_grid():
+    """PLD would take gigabytes: without sampling the formula says the same, with it an upper bound will do."""
+    assert accounting.epsilon(0.01, 1e-5, "pld") == accounting.epsilon(0.01, 1e-5)
+    assert accounting.effective_noise(100, 1e-3, "pld") == accounting.effective_noise(100, 1e-3)
+    bound = accounting.sampled_epsilon(0.06, 0.5, 10_000, 1e-5)
+    assert 50 < bound <= accounting.epsilon(0.06 / 100, 1e-5)
+
+
+def test_accounting_says_nothing_on_stderr(capfd):
+    accounting.sampled_noise(0.01, 0.5, 100, 1e-5, "rdp")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nobody_takes_part_more_often_than_there_is_room_for():
+    once = plan(
+        "blt", clip=1.0, buffer_size=1, horizon=13, delta=1e-5, noise_multiplier=1.0, max_participations=1, restart_every=5
+    )
+    thrice = replace(once, max_participations=3, min_separation=40)
+    assert thrice.sensitivity() == once.sensitivity()
+
+
+def test_a_limit_beside_a_sampling_rate_is_refused_by_a_server():
+    both = plan(
+        "gaussian",
+        clip=1.0,
+        buffer_size=4,
+        horizon=5,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        sampling_rate=0.1,
+        max_participations=2,
+    )
+    with pytest.raises(ValueError, match="drawn more often"):
+        both.check(weigh=lambda s: 1.0, weight_by="uniform", mixing=False, buffer_size=4, poisson=True)

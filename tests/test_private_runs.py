@@ -72,6 +72,21 @@ def test_no_step_moves_the_model_further_than_clipped_updates_can(task):
     assert 0.0 < np.linalg.norm(moved) <= 0.05
 
 
+def test_a_run_that_min_separation_ends_says_so(task):
+    apart = fb.Privacy(clip=0.5, delta=1e-5, noise_multiplier=1.0, max_participations=3, min_separation=30, noise="seeded")
+    found = run(FEDBUFF, task, apart, steps=1000)
+    assert found.summary["server_steps"] < 30
+    assert "min_separation" in found.summary["stopped_by"]
+
+
+def test_a_poisson_cohort_of_those_who_are_there_is_refused(task):
+    sampled = fb.Privacy(clip=0.5, delta=1e-5, noise_multiplier=1.0, mechanism="gaussian", noise="seeded")
+    server = fb.Server(start=fb.cohort(8, poisson=True), buffer_size=8)
+    with pytest.raises(ValueError, match="no Poisson sample"):
+        run(server, task, sampled, steps=3, availability=fb.windows(10.0, 5.0))
+    run(server, task, sampled, steps=3, availability=fb.windows(10.0, 10.0))
+
+
 def test_clients_take_part_as_often_as_they_may_and_then_the_run_is_over(task):
     found = run(FEDBUFF, task, PRIVACY, steps=1000)
     assert found.summary["stopped_by"].startswith("every client has taken part as often as it may")

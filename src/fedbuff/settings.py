@@ -39,7 +39,7 @@ from fedbuff.privacy.settings import Privacy
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
 from fedbuff.sim.secure import SecureAggregation
-from fedbuff.sim.simulate import agree, describe, simulate
+from fedbuff.sim.simulate import agree, describe, sampled_by_all, simulate
 from fedbuff.sim.timing import Sizes, Timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.toml import SettingsError, Table
@@ -115,6 +115,7 @@ class Settings:
             agree(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None and isinstance(self.server.start, cohort) and self.server.start.poisson:
             raise ValueError("poisson=True: over a network who is not there can't be in a cohort, so it is no Poisson sample")
+        sampled_by_all(self.server, self.privacy, self.availability)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
             limits = {"server_steps": self.until.server_steps, "trips": self.until.trips}

@@ -5,22 +5,27 @@ steps, so `exact` is the analytic formula of Balle and Wang (2018). `pld` (priva
 cohorts, and as exact as its grid; `rdp` (Rényi) is an upper bound, some 5 % higher, and shown beside as a cross-check.
 """
 
+import contextlib
 import functools
+import logging
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 Accountant = Literal["exact", "pld", "rdp"]
-_HARDLY_ANY = 0.05  # noise: then epsilon is in the hundreds, and an upper bound will do
+_LARGE = 50.0  # epsilon: beyond it PLD's grid takes minutes and gigabytes, and another way will do
+_LEAST = 0.05  # noise that is looked for
 
 
 def epsilon(effective: float, delta: float, accountant: Accountant = "exact") -> float:
     """Of one Gaussian mechanism with standard deviation `effective` for a sensitivity of 1."""
     da = _library()
-    if accountant == "exact":
-        with np.errstate(divide="ignore"):  # on its way to an epsilon of thousands
-            return float(da.get_epsilon_gaussian(effective, delta))
+    with np.errstate(divide="ignore"):  # on its way to an epsilon of thousands
+        exact = float(da.get_epsilon_gaussian(effective, delta))
+    if accountant == "exact" or (accountant == "pld" and exact > _LARGE):  # the same quantity
+        return exact
     return _epsilon(da.GaussianDpEvent(effective), delta, accountant, da.NeighboringRelation.REPLACE_SPECIAL)
 
 
@@ -28,7 +33,7 @@ def effective_noise(epsilon: float, delta: float, accountant: Accountant = "exac
     """What `epsilon` is the inverse of."""
     da = _library()
     exact = float(da.get_sigma_gaussian(epsilon, delta))
-    if accountant == "exact":
+    if accountant == "exact" or (accountant == "pld" and epsilon > _LARGE):
         return exact
     relation = da.NeighboringRelation.REPLACE_SPECIAL
     return _calibrate(da.GaussianDpEvent, epsilon, delta, accountant, relation, 0.9 * exact, 2 * exact)
@@ -37,11 +42,14 @@ def effective_noise(epsilon: float, delta: float, accountant: Accountant = "exac
 @functools.cache  # seconds with `pld`
 def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """Of `steps` steps with independent noise, each on a cohort in which every client is with probability `rate`."""
-    if noise_multiplier < _HARDLY_ANY:  # PLD's grid would not fit into memory; as if everybody were in every cohort
-        return epsilon(noise_multiplier / math.sqrt(steps), delta, "exact" if accountant == "pld" else accountant)
     da = _library()
     event = da.SelfComposedDpEvent(da.PoissonSampledDpEvent(rate, da.GaussianDpEvent(noise_multiplier)), steps)
-    return _epsilon(event, delta, accountant, da.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    relation = da.NeighboringRelation.ADD_OR_REMOVE_ONE
+    # at most as if everybody were in every cohort
+    most = min(epsilon(noise_multiplier / math.sqrt(steps), delta), _epsilon(event, delta, "rdp", relation))
+    if accountant == "rdp" or (accountant == "pld" and most > _LARGE):
+        return most
+    return _epsilon(event, delta, accountant, relation)
 
 
 @functools.cache
@@ -55,22 +63,68 @@ def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, account
     relation = da.NeighboringRelation.ADD_OR_REMOVE_ONE
     # without sampling it needs √steps times the noise of one step
     most = float(da.get_sigma_gaussian(epsilon, delta)) * math.sqrt(steps) * 1.3
-    bound = _calibrate(event, epsilon, delta, "rdp", relation, 0.05, max(most, 0.2))
-    return bound if accountant == "rdp" else _calibrate(event, epsilon, delta, accountant, relation, 0.6 * bound, bound)
+    try:
+        bound = _calibrate(event, epsilon, delta, "rdp", relation, _LEAST, max(most, 0.2))
+    except ValueError:
+        if accountant == "rdp":
+            raise
+        bound = most
+    if accountant == "rdp" or (accountant == "pld" and epsilon > _LARGE):
+        return bound
+    return _calibrate(event, epsilon, delta, accountant, relation, 0.6 * bound, bound)
 
 
 def _epsilon(event: Any, delta: float, accountant: Accountant, relation: Any) -> float:
-    with np.errstate(all="ignore"):  # with hardly any noise, a Rényi divergence overflows: that order is not the best one
+    with _quietly():
         return float(_accountant(accountant, relation).compose(event).get_epsilon(delta))
 
 
 def _calibrate(
     event: Any, epsilon: float, delta: float, accountant: Accountant, relation: Any, low: float, high: float
 ) -> float:
+    """The least noise whose epsilon is `epsilon`, likely between `low` and `high`, and never less than `_LEAST`."""
     da = _library()
-    bracket = da.ExplicitBracketInterval(low, high)
-    make = lambda: _accountant(accountant, relation)  # noqa: E731
-    return float(da.calibrate_dp_mechanism(make, event, epsilon, delta, bracket_interval=bracket, tol=1e-6))
+
+    def make() -> Any:
+        return _accountant(accountant, relation)
+
+    def spent(noise: float) -> float:
+        return _epsilon(event(noise), delta, accountant, relation)
+
+    for _ in range(40):
+        try:
+            with _quietly():
+                bracket = da.ExplicitBracketInterval(low, high)
+                found = float(da.calibrate_dp_mechanism(make, event, epsilon, delta, bracket_interval=bracket, tol=1e-6))
+        except RecursionError:  # it looks for what is not there: see below
+            break
+        except ValueError:  # the two do not bracket a solution
+            if spent(low) <= epsilon:
+                if low <= _LEAST:
+                    return low
+                low, high = max(low / 2, _LEAST), low
+            elif spent(high) > epsilon:
+                low, high = high, 2 * high
+            else:
+                raise
+        else:
+            if accountant == "rdp" and spent(found) < 0.9 * epsilon:  # it leaps to 0 where it knows nothing finer
+                break
+            return found
+    raise ValueError(f"epsilon={epsilon:g}, delta={delta:g}: the accountant {accountant!r} does not resolve so little")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """With hardly any noise, a Rényi divergence overflows or a series does not converge: that order is not the best one."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _accountant(accountant: Accountant, relation: Any) -> Any:

@@ -62,6 +62,10 @@ class Ledger:
         """How often a client took part."""
         return int(self._times[client])
 
+    def left(self) -> int:
+        """How many clients have not taken part as often as they may."""
+        return len(self._times) if self.max_participations is None else int((self._times < self.max_participations).sum())
+
     def rewrite(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Begin anew, as if these clients had been admitted to these steps: for who keeps a list of them elsewhere."""
         self._times[:], self._last[:] = 0, -1

@@ -97,7 +97,10 @@ class Plan:
             if self.accountant == "exact":
                 raise ValueError("accountant='exact': there is no formula for sampled cohorts; use 'pld' or 'rdp'")
         elif self.max_participations is None:
-            raise ValueError("max_participations: missing; without a limit, one client may move the model without bound")
+            sampled = "; amplification by sampling needs a Poisson cohort" if self.mechanism == "gaussian" else ""
+            raise ValueError(
+                f"max_participations: missing; without a limit, one client may move the model without bound{sampled}"
+            )
         if self.mechanism == "blt":
             sensitivity.constants(self.restart_every or self.horizon)
 
@@ -139,6 +142,11 @@ class Plan:
                 f"sampling_rate={self.sampling_rate}: amplification needs Poisson-sampled cohorts, in which every client is "
                 "independently with this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and "
                 "set max_participations"
+            )
+        if self.sampling_rate is not None and self.max_participations is not None:
+            raise ValueError(
+                f"sampling_rate={self.sampling_rate}, max_participations={self.max_participations}: a client at its limit is "
+                "passed over, and the others are drawn more often than at this rate; leave one of them out"
             )
         if self.sampling_rate is None and poisson:
             raise ValueError("cohorts are Poisson-sampled, and the plan does not know it: set sampling_rate")
@@ -201,6 +209,7 @@ class Plan:
         k, b = self.max_participations, self.min_separation
         if k is None:
             return 1.0  # of one step of a sampled cohort, which is what the accountant composes
+        k = min(k, -(-steps // b))  # more often nobody can
         if self.mechanism == "gaussian":
             return sensitivity.of_gaussian(steps, k, b)
         if self.restart_every is None or steps <= self.restart_every:

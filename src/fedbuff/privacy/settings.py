@@ -44,7 +44,7 @@ class Privacy:
         check.one_of(("secure", "seeded"), noise=self.noise)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
-                f"privacy: give epsilon or noise_multiplier, one of them (epsilon={self.epsilon}, "
+                f"epsilon: give it or noise_multiplier, one of them (epsilon={self.epsilon}, "
                 f"noise_multiplier={self.noise_multiplier})"
             )
         if self.horizon is not None:
@@ -58,6 +58,11 @@ class Privacy:
         if not horizon:
             raise ValueError("privacy.horizon: missing; give it, or limit the run by server_steps or trips")
         poisson = isinstance(server.start, cohort) and server.start.poisson
+        if poisson and self.max_participations is None and self.mechanism != "gaussian":
+            raise ValueError(
+                f"mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for independent noise "
+                "only; use 'gaussian', or do without it and set max_participations"
+            )
         made = plan(
             self.mechanism,
             clip=self.clip,

@@ -111,6 +111,7 @@ def simulate(
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}
+        sampled_by_all(server, privacy, availability)
         promise = None if privacy is None else check.plain(privacy).plan(server, n, **limits)
         stalest = server.max_staleness
         if secure_aggregation is not None:
@@ -216,6 +217,16 @@ def agree(secure: SecureAggregation, server: Server, privacy: Privacy | None) ->
     if privacy is not None and privacy.clip != secure.clip:
         raise ValueError(
             f"privacy.clip={privacy.clip:g}, secure_aggregation.clip={secure.clip:g}: clients clip once, make them equal"
+        )
+
+
+def sampled_by_all(server: Server, privacy: Privacy | None, availability: windows | None) -> None:
+    """Refuse amplification by sampling where only some clients can be drawn: those are drawn more often than accounted for."""
+    poisson = isinstance(server.start, cohort) and server.start.poisson
+    if privacy is not None and poisson and availability is not None and availability.share < 1:
+        raise ValueError(
+            f"poisson=True, availability.open={availability.open:g} of {availability.period:g}: who is not there can't be in a "
+            "cohort, and the others are drawn the more often, so it is no Poisson sample; leave availability out"
         )
 
 

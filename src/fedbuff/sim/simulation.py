@@ -33,6 +33,7 @@ from fedbuff.sim.until import Until
 
 _DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
 _EXHAUSTED = "every client has taken part as often as it may: see privacy.max_participations"
+_TOO_SOON = "too few clients: nobody may take part again so soon, see privacy.min_separation"
 
 
 @dataclass(frozen=True)
@@ -270,12 +271,18 @@ class Simulation:
             return
         if self.problem is not None and not self.plan.exhausted:
             raise self.problem
-        limit = _EXHAUSTED if self.plan.exhausted else self.limit()
+        limit = self.exhausted() if self.plan.exhausted else self.limit()
         if self.metrics[-1]["server_steps"] != self.at.version:
             self.evaluate(self.plan.trips.ended, self.plan.now)
             self.collect(wait=True)
         if self.stopped is None:
             self.stopped, self.ended_at = limit, self.plan.now
+
+    def exhausted(self) -> str:
+        """Why the ledger lets nobody start; up to K − 1 clients wait in a buffer that was never filled."""
+        limits = self.protection.limits if self.protection else None
+        too_soon = limits is not None and limits.min_separation > 1 and limits.left() >= max(len(self.at.trips), 1)
+        return _TOO_SOON if too_soon else _EXHAUSTED
 
     def stop(self, step: Step, reason: str) -> None:
         """The run ended right after `step`: what the plan knows beyond it never happened."""
