@@ -429,7 +429,8 @@ def _print_result(kept: Table) -> None:
     print(f"{kept['where']}: {kept['title']}")
     _print_table(header, body, ". ".join([kept["data"], *kept["caveats"], *kept["notes"]]))
     for check in kept["checks"]:
-        print(f"{'holds' if check['holds'] else 'DOES NOT HOLD'}: {check['claim']} ({check['facts']})")
+        otherwise = "not shown so far" if kept.get("so_far") else "DOES NOT HOLD"
+        print(f"{'holds' if check['holds'] else otherwise}: {check['claim']} ({check['facts']})")
     print()
 
 

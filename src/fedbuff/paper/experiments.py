@@ -131,6 +131,7 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     kept = {
         **about(experiment, ask, needed),
         **as_json(result),
+        "so_far": request.so_far,
         "cells": sorted({cells.where(from_tables({**t, "seed": s}), Path()).stem for t in needed.values() for s in ask.seeds}),
     }
     folder = request.out / experiment.name
@@ -205,10 +206,9 @@ def body(kept: Table, figure: str) -> list[str]:
     """Table, claims, figure and what a reader must know, as paragraphs."""
     parts = [markdown(*lines(kept)).rstrip("\n")]
     if kept["checks"]:
+        otherwise = "**not shown so far**" if kept.get("so_far") else "**does not hold**"
         parts.append(
-            "\n".join(
-                f"- {'holds' if c['holds'] else '**does not hold**'}: {c['claim']} ({c['facts']})" for c in kept["checks"]
-            )
+            "\n".join(f"- {'holds' if c['holds'] else otherwise}: {c['claim']} ({c['facts']})" for c in kept["checks"])
         )
     if kept["figure"]:
         parts.append(f"![{kept['title']}]({figure})")

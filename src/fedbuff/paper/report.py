@@ -44,11 +44,11 @@ def report(out: Path, page: Path) -> tuple[str, list[str]]:
 
 
 def best(results: list[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
-    """A quick result only where there is no full one of the same data; a stand-in only where there is nothing else."""
+    """A quick result only where there is no full one of the same data; a quick stand-in only where there is nothing else."""
     full = {kept["dataset"] for _, kept in results if not kept["quick"]}
     chosen = [(path, kept) for path, kept in results if not kept["quick"] or kept["dataset"] not in full]
-    real = [(path, kept) for path, kept in chosen if not kept["stand_in"]]
-    return real or chosen
+    better = [(path, kept) for path, kept in chosen if not (kept["stand_in"] and kept["quick"])]
+    return better or chosen
 
 
 def heading(kept: Table) -> str:
