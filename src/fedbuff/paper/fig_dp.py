@@ -133,10 +133,11 @@ def shown(epsilon: float) -> str:
 def draw(ask: Ask, accuracy: dict[str, dict[float, Number]]) -> Plot:
     plot, (axes,) = panels([ask.dataset.title], "epsilon", "accuracy after one pass, %")
     places = range(len(epsilons(ask)))
-    for (method, title), colour in zip(METHODS.items(), COLOURS, strict=False):
+    for i, ((method, title), colour) in enumerate(zip(METHODS.items(), COLOURS, strict=False)):
         line = list(accuracy[method].values())
+        beside = [place + 0.06 * (i - 1.5) for place in places]  # so that no bar hides another
         axes.errorbar(
-            places, [n.mean for n in line], yerr=[n.std or 0.0 for n in line], color=colour, label=title, marker="o", capsize=3
+            beside, [n.mean for n in line], yerr=[n.std or 0.0 for n in line], color=colour, label=title, marker="o", capsize=3
         )
     axes.set_xticks(list(places), [shown(epsilon) for epsilon in epsilons(ask)])
     axes.legend(frameon=False)
