@@ -147,7 +147,7 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
 def progress(found: dict[str, list[cells.Cell]], seeds: int) -> str:
     """What a table that is not complete was made of."""
     done = {key: [cell.seed for cell in group if cell.summary["stopped_by"] != "not done yet"] for key, group in found.items()}
-    told = [f"{key}: seed {', '.join(map(str, seeds))}" for key, seeds in done.items() if seeds]
+    told = [f"{key}: seed {', '.join(map(str, ended))}" for key, ended in done.items() if ended]
     begun = [f"{key} {cell.seed}" for key, group in found.items() for cell in group if cell.seed not in done[key]]
     text = f"so far: {sum(map(len, done.values()))} of {len(found) * seeds} runs ({'; '.join(told) or 'none'})"
     return text + (f"; stopped before their end: {', '.join(begun)}" if begun else "")

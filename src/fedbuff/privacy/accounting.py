@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 Accountant = Literal["exact", "pld", "rdp"]
-_LARGE = 50.0  # epsilon: beyond it PLD's grid takes minutes and gigabytes, and another way will do
+_LARGE = 50.0  # epsilon: beyond it PLD takes many seconds for what the formula says as well
+_HUGE = 200.0  # beyond it PLD's grid takes gigabytes, and an upper bound will do
 _LEAST = 0.05  # noise that is looked for
 
 
@@ -45,11 +46,11 @@ def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: flo
     da = _library()
     event = da.SelfComposedDpEvent(da.PoissonSampledDpEvent(rate, da.GaussianDpEvent(noise_multiplier)), steps)
     relation = da.NeighboringRelation.ADD_OR_REMOVE_ONE
-    # at most as if everybody were in every cohort
-    most = min(epsilon(noise_multiplier / math.sqrt(steps), delta), _epsilon(event, delta, "rdp", relation))
-    if accountant == "rdp" or (accountant == "pld" and most > _LARGE):
-        return most
-    return _epsilon(event, delta, accountant, relation)
+    rdp, everybody = _epsilon(event, delta, "rdp", relation), noise_multiplier / math.sqrt(steps)
+    if accountant == "rdp":  # with hardly any noise it knows no order; as if everybody were in every cohort
+        return rdp if math.isfinite(rdp) else epsilon(everybody, delta, "rdp")
+    most = min(epsilon(everybody, delta), rdp)
+    return most if accountant == "pld" and most > _HUGE else _epsilon(event, delta, accountant, relation)
 
 
 @functools.cache
@@ -69,7 +70,7 @@ def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, account
         if accountant == "rdp":
             raise
         bound = most
-    if accountant == "rdp" or (accountant == "pld" and epsilon > _LARGE):
+    if accountant == "rdp" or (accountant == "pld" and epsilon > _HUGE):
         return bound
     return _calibrate(event, epsilon, delta, accountant, relation, 0.6 * bound, bound)
 
