@@ -23,10 +23,10 @@ _LANES, _ROWS = 32, 512  # as in norm.cpp
 
 def norm(update: NDArray[Any]) -> float:
     """The L2 norm over the whole update; not finite if anything in it is not."""
+    square = squares(update)
+    if 1e-280 < square < math.inf or not len(update):
+        return math.sqrt(square)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        square = squares(update)
-        if 1e-280 < square < math.inf or not len(update):
-            return math.sqrt(square)
         x = update.astype(np.float64, copy=False)
         largest = float(np.abs(x).max())  # squares that over- or underflow, unless it is all zeros or not finite
         return largest * math.sqrt(float(np.sum((x / largest) ** 2))) if 0.0 < largest < math.inf else largest
@@ -45,14 +45,15 @@ def slow_squares(x: NDArray[Any]) -> float:
     """The twin."""
     total = np.zeros(_LANES)
     whole = len(x) // _LANES * _LANES
-    for at in range(0, whole, _LANES * _ROWS):
-        rows = x[at : min(at + _LANES * _ROWS, whole)].reshape(-1, _LANES).astype(np.float64)
-        rows *= rows
-        total += np.add.reduce(rows, axis=0)  # row after row
-    rest = x[whole:].astype(np.float64)
-    total[: len(rest)] += rest * rest
-    while len(total) > 1:
-        total = total[: len(total) // 2] + total[len(total) // 2 :]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for at in range(0, whole, _LANES * _ROWS):
+            rows = x[at : min(at + _LANES * _ROWS, whole)].reshape(-1, _LANES).astype(np.float64)
+            rows *= rows
+            total += np.add.reduce(rows, axis=0)  # row after row
+        rest = x[whole:].astype(np.float64)
+        total[: len(rest)] += rest * rest
+        while len(total) > 1:
+            total = total[: len(total) // 2] + total[len(total) // 2 :]
     return float(total[0])
 
 

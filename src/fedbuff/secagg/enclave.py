@@ -72,7 +72,7 @@ class Enclave:
         self._sum = np.zeros(policy.length, "<u4")  # of the pads
         self._room = np.empty(policy.length, "<u4")
         self._accepted: dict[int, tuple[int, bytes, bytes]] = {}  # serial -> client, digest, seed
-        self._released = b""
+        self._released: Release | None = None
 
     @classmethod
     def create(
@@ -99,7 +99,7 @@ class Enclave:
             "took_part": {},  # client -> versions, only if the policy limits it
         }
         enclave = cls(facts, policy, attester, write, noise)
-        enclave._keep(facts, b"")
+        enclave._keep(facts, None)
         return enclave
 
     # ── what it tells anybody ────────────────────────────────────────────────────────────────────────────────────────
@@ -171,8 +171,8 @@ class Enclave:
 
     def release(self, version: int, serials: Sequence[int]) -> Release:
         """The sum of the pads of exactly these slots, less the noise; then the buffer is closed and the next one is open."""
-        if self._released and version == self.version - 1:
-            last = Release.from_bytes(self._released)
+        last = self._released
+        if last is not None and version == self.version - 1:
             if {serial for serial, _ in last.accepted} == set(serials):
                 return last  # the same bytes again: the answer may have been lost
             raise RefusedError(f"the buffer of version {version} was released already, for other slots")
@@ -193,10 +193,11 @@ class Enclave:
             if increment.shape != words.shape or not np.isfinite(increment).all():
                 raise ValueError(f"noise for step {version}: expected {len(words)} finite numbers, got shape {increment.shape}")
             words -= self.policy.fixed_point.noise(increment).astype(np.uint32)
+        words.setflags(write=False)  # kept, to say the same again
         lines = tuple((serial, self._accepted[serial][1]) for serial in serials)
         body = Release(self.epoch, version, lines, words)
         made = replace(body, signature=sealing.sign(self._key("signing"), body.signed(self.policy.id)))
-        self._close(made.to_bytes(), version + 1)
+        self._close(made, version + 1)
         return made
 
     def abort(self, version: int) -> None:
@@ -263,7 +264,7 @@ class Enclave:
             self._sum += expand(secret, self._room)
         self._facts["sessions"].update((str(client), session.hex()) for client, session in sessions.items())
 
-    def _close(self, released: bytes, version: int) -> None:
+    def _close(self, released: Release | None, version: int) -> None:
         facts = {**self._facts, "version": version}
         if version > self.version and (self.policy.participations or self.policy.separation > 1):
             took_part = {client: list(versions) for client, versions in self._facts["took_part"].items()}
@@ -280,16 +281,16 @@ class Enclave:
             self._write(struct.pack(">BQ", kind, self._facts["number"] + 1) + body)
         self._facts["number"] += 1
 
-    def _keep(self, facts: dict[str, Any], released: bytes) -> None:
+    def _keep(self, facts: dict[str, Any], released: Release | None) -> None:
         if self._write is not None:
             self._write(self._snapshot(facts, released))
         facts["number"] += 1
 
-    def _snapshot(self, facts: dict[str, Any], released: bytes) -> bytes:
+    def _snapshot(self, facts: dict[str, Any], released: Release | None) -> bytes:
         """A record that makes all earlier ones unnecessary, and with them the seeds in them."""
         number = facts["number"] + 1
         kept = json.dumps({**facts, "number": number}, sort_keys=True, separators=(",", ":")).encode()
-        return struct.pack(">BQ", SNAPSHOT, number) + text_bytes(kept) + text_bytes(released)
+        return struct.pack(">BQ", SNAPSHOT, number) + text_bytes(kept) + text_bytes(released.to_bytes() if released else b"")
 
     def state(self) -> bytes:
         """All that it knows, as bytes: equal if and only if the state is."""
@@ -317,7 +318,7 @@ class Enclave:
             raise RefusedError("this state was written under another policy")
         facts["out"] = {int(serial): expiry for serial, expiry in facts["out"].items()}
         enclave = cls(facts, policy, attester, write, noise)
-        enclave._released = released
+        enclave._released = Release.from_bytes(released) if released else None
         for record in records[1:]:
             number += 1
             kind, found = struct.unpack(">BQ", record[:9])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedbuff.secagg import field, sealing
 from fedbuff.secagg.committee import Directory
 from fedbuff.secagg.enclave import check_release
-from fedbuff.secagg.messages import Answer, List, Masked, MaskedElements, RefusedError, Release, Seed, Slot, digest
+from fedbuff.secagg.messages import Answer, List, Masked, MaskedElements, RefusedError, Release, Seed, digest, serial
 from fedbuff.secagg.pad import signed
 from fedbuff.secagg.policy import TaskPolicy
 
@@ -64,7 +64,7 @@ class EnclaveServer:
             masked = self._masked.pop(seed.slot)
             if reason is None:
                 self._sum += masked.words
-                self._added[Slot.from_bytes(seed.slot).serial] = seed.digest
+                self._added[serial(seed.slot)] = seed.digest
 
     def forget(self, slot: bytes) -> None:
         """Drop what is there of an upload that will not be completed."""
@@ -90,13 +90,11 @@ class EnclaveServer:
     def _match(self, seed: Seed, masked: Masked) -> None:
         """Or else its hash in the release would not be ours, and the whole buffer could not be unmasked."""
         if self._check_hashes and digest(masked.words) != seed.digest:
-            raise RefusedError(
-                f"slot {Slot.from_bytes(seed.slot).serial}: the masked update is not the one that its seed is for"
-            )
+            raise RefusedError(f"slot {serial(seed.slot)}: the masked update is not the one that its seed is for")
 
     def _new(self, slot: bytes, known: dict[bytes, Seed] | dict[bytes, Masked]) -> None:
-        if slot in known or Slot.from_bytes(slot).serial in self._added:
-            raise RefusedError(f"slot {Slot.from_bytes(slot).serial}: uploaded already")
+        if slot in known or serial(slot) in self._added:
+            raise RefusedError(f"slot {serial(slot)}: uploaded already")
 
 
 class CommitteeServer:
