@@ -19,6 +19,7 @@ from fedbuff.learn.kernels import Norm, Shape, channels_last
 COMPILED = kernels.library()
 needs_compiler = pytest.mark.skipif(COMPILED is None, reason="no C++ compiler")
 RANGES = [(0, 2), (2, 3), (3, 7)]
+PLACES, OTHERS = [4, 0, 3], [1, 2]  # which of five rows are whose
 
 torch.set_num_threads(1)
 
@@ -67,9 +68,9 @@ def test_convolution_with_weights_of_each_group(convolution):
 def test_gradients_of_weights_of_each_client(convolution):
     x, weights, _, output, shape, how = made(convolution)
     dy = torch.randn_like(output)
-    found = torch.randn(3, weights[0].numel() + 5)  # rows of a wider matrix, as in the flat gradient
+    found = torch.randn(5, weights[0].numel() + 5)  # some rows of a wider matrix, as among the updates of all trips
     before = found.clone()
-    into = found[:, 2:-3].view(weights.shape)
+    into = found[:, 2:-3].view(-1, *weights.shape[1:])
     expected = torch.stack(
         [
             torch.ops.aten.convolution_backward(dy[i:j], x[i:j], weights[0], None, *how, [False, True, False])[1]
@@ -77,8 +78,11 @@ def test_gradients_of_weights_of_each_client(convolution):
         ]
     )
     for beta, times in ((0, 1), (1, 2)):
-        kernels.convolution_weights(COMPILED, channels_last(x), channels_last(dy), into, beta, RANGES, shape)
-        assert close(into, times * expected, 5e-6)
+        kernels.convolution_weights(
+            COMPILED, channels_last(x), channels_last(dy), kernels.Into(into, kernels.numbers(PLACES), beta), RANGES, shape
+        )
+        assert close(into[PLACES], times * expected, 5e-6)
+    assert torch.equal(found[OTHERS], before[OTHERS])
     assert torch.equal(found[:, :2], before[:, :2])
     assert torch.equal(found[:, -3:], before[:, -3:])
 
@@ -161,16 +165,18 @@ def test_what_is_not_finite_comes_through_the_pool(odd):
 def test_outer_products_and_sums_of_clients(k, columns, beta):
     torch.manual_seed(k)
     a, b = torch.randn(7, k), torch.randn(7, columns)
-    room, sums = torch.randn(3, k * columns + 4), torch.randn(3, columns + 2)
-    into, to = room[:, 1:-3].view(3, k, columns), sums[:, 1:-1]
-    expected = torch.stack([a[i:j].t() @ b[i:j] for i, j in RANGES]) + beta * into
-    expected_sums = torch.stack([b[i:j].sum(0) for i, j in RANGES]) + beta * to
-    edges = room[:, 0].clone(), room[:, -3:].clone(), sums[:, 0].clone(), sums[:, -1].clone()
-    kernels.outer_products(COMPILED, a, b, into, beta, RANGES)
-    kernels.client_sums(COMPILED, b, to, beta, RANGES)
-    assert close(into, expected)
-    assert close(to, expected_sums)
-    assert all(torch.equal(e, f) for e, f in zip(edges, (room[:, 0], room[:, -3:], sums[:, 0], sums[:, -1]), strict=True))
+    room, sums = torch.randn(5, k * columns + 4), torch.randn(5, columns + 2)
+    into, to = room[:, 1:-3].view(-1, k, columns), sums[:, 1:-1]
+    expected = torch.stack([a[i:j].t() @ b[i:j] for i, j in RANGES]) + beta * into[PLACES]
+    expected_sums = torch.stack([b[i:j].sum(0) for i, j in RANGES]) + beta * to[PLACES]
+    others = lambda: [room[:, 0], room[:, -3:], room[OTHERS], sums[:, 0], sums[:, -1], sums[OTHERS]]  # noqa: E731
+    before = [part.clone() for part in others()]
+    places = kernels.numbers(PLACES)
+    kernels.outer_products(COMPILED, a, b, kernels.Into(into, places, beta), RANGES)
+    kernels.client_sums(COMPILED, b, kernels.Into(to, places, beta), RANGES)
+    assert close(into[PLACES], expected)
+    assert close(to[PLACES], expected_sums)
+    assert all(torch.equal(e, f) for e, f in zip(before, others(), strict=True))
 
 
 @needs_compiler

@@ -23,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.kernels import numbers
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
 from fedbuff.learn.small import small
@@ -192,6 +193,12 @@ class Together:
     def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         """The updates of the jobs, row by row; the same for the same chunk in any process."""
         updates = room_for(jobs, self.flat) if out is None else out
+        self.into(updates, range(len(jobs)), jobs)
+        return updates
+
+    def into(self, updates: Matrix, rows: Sequence[int], jobs: Sequence[Job]) -> None:
+        """Write the updates of the jobs into these rows."""
+        mine = updates.dtype == self.dtype and self.device.type == "cpu"
         versions = {id(job.weights): None for job in jobs}
         rank = {version: number for number, version in enumerate(versions)}
         by_version = sorted(range(len(jobs)), key=lambda i: rank[id(jobs[i].weights)])
@@ -205,13 +212,13 @@ class Together:
         )
         for part in split(by_version, [len(plan[0]) for plan in plans]):
             trips = Trips([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
-            # straight into the caller's memory where the rows lie in a row
-            adjacent = part == list(range(part[0], part[0] + len(part))) and self.device.type == "cpu"
-            room = torch.from_numpy(updates[part[0] : part[-1] + 1]) if adjacent and updates.dtype == self.dtype else None
-            found = self.together(trips, room)
-            if found is not room:
-                updates[part] = found.cpu().numpy()
-        return updates
+            places = [rows[i] for i in part]
+            if mine and self.at_once(trips):
+                self.together(trips, torch.from_numpy(updates), places)
+            else:
+                found = torch.empty(len(part), len(self.flat.vector), dtype=self.flat.vector.dtype, device=self.device)
+                self.together(trips, found, range(len(part)))
+                updates[places] = found.cpu().numpy()
 
     def outputs(self, weights: Vector, x: Tensor) -> Tensor:
         """What the model with these weights says of rows, as in evaluation: without dropout."""
@@ -227,7 +234,7 @@ class Together:
         for buffer, original in self.buffers:
             buffer.copy_(original)
         everyone = [(0, len(x))]
-        self.current.step = Step(everyone, everyone, w, w, Draws([0], self.device), [0], len(x), self.low)
+        self.current.step = Step(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x), self.low)
         return self.module(x)  # type: ignore[no-any-return]
 
     def takes_channels_last(self) -> bool:
@@ -246,8 +253,12 @@ class Together:
         x, y = self.task.clients[client]
         return as_tensor(x, like=self.flat.vector), as_tensor(y, like=self.flat.vector)
 
-    def together(self, trips: "Trips", room: Tensor | None) -> Tensor:
-        """Δ for trips sorted by version, in `room` if given."""
+    def at_once(self, trips: "Trips") -> bool:
+        """Whether these trips' updates are gradients, so that these can be written to where updates belong."""
+        return not self.sgd.momentum and not self.sgd.weight_decay and all(len(plan) == 1 for plan in trips.plans)
+
+    def together(self, trips: "Trips", update: Tensor, places: Sequence[int]) -> None:
+        """Δ for trips sorted by version: into these rows of `update`, which must be all it has unless `at_once`."""
         sgd, count = self.sgd, len(trips.jobs)
         versions, version_of, groups = trips.versions()
         w = torch.from_numpy(np.stack(versions)).to(self.device)
@@ -258,7 +269,7 @@ class Together:
             buffer.copy_(original)
         # without momentum the learning rate goes into the loss, and gradients are steps already
         folded = not sgd.momentum
-        update, velocity = w.new_empty(count, w.shape[1]) if room is None else room, w.new_zeros(0)
+        velocity = w.new_zeros(0)
         for q in range(max(len(plan) for plan in trips.plans)):
             active = [j for j in range(count) if q < len(trips.plans[j])]
             which = torch.tensor(active, device=self.device)
@@ -271,11 +282,11 @@ class Together:
             clients = list(pairwise(ends))
             if q == 0:
                 y, shared = w, [(clients[a][0], clients[b - 1][1]) for a, b in groups]
-                gradient = update
+                gradient, where = update, numbers(places)
             else:
                 y, shared = w[of[which]] - update[which], clients
-                gradient = torch.empty_like(y)
-            step = Step(clients, shared, y, gradient, draws, active, ends[-1], self.low)
+                gradient, where = torch.empty_like(y), numbers(range(len(active)))
+            step = Step(clients, shared, y, gradient, where, draws, active, ends[-1], self.low)
             self.gradients(step, trips.rows(active, q, self.device), scale, sizes)
             if sgd.weight_decay:
                 gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)
@@ -289,7 +300,6 @@ class Together:
                 gradient.copy_(velocity[which]).mul_(lr[:, None])
             if q > 0:
                 update.index_add_(0, which, gradient)
-        return update
 
     def gradients(self, step: Step, rows: tuple[Tensor, Tensor], scale: Tensor, sizes: list[int]) -> None:
         """Fill the step's gradient with that of each client's mean loss, times its scale."""
@@ -301,7 +311,7 @@ class Together:
         (each * (scale / total).repeat_interleave(n, output_size=len(label))).sum().backward()  # type: ignore[no-untyped-call]
         for offset, size in self.parameters:
             if offset not in step.written:
-                step.gradient[:, offset : offset + size].zero_()
+                step.gradient[list(step.places), offset : offset + size] = 0
 
 
 class Trips:

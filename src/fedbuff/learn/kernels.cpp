@@ -184,9 +184,9 @@ static void outer_of_inputs(const Shape& s, const float* x, const float* dy, flo
   }
 }
 
-// gradient[client] ← β gradient[client] + that of the client's rows, as [out][in][kh][kw] (output channels: a multiple of 8)
+// gradient[place of client] ← β gradient[…] + that of the client's rows, as [out][in][kh][kw] (output channels: a multiple of 8)
 extern "C" void convolution_weights(const float* x, const float* dy, float* gradient, i64 clients, const i64* ends,
-                                    i64 gradient_stride, i64 beta, const Shape* shape) {
+                                    const i64* places, i64 gradient_stride, i64 beta, const Shape* shape) {
   const Shape s = *shape;
   const i64 taps = s.kh * s.kw;
   std::vector<float> sums(taps * s.c * s.oc);
@@ -215,7 +215,7 @@ extern "C" void convolution_weights(const float* x, const float* dy, float* grad
               else if (s.oc - o >= 16) outer_of_inputs<2>(s, xs, g, to, y1 - y0, x1 - x0);
               else outer_of_inputs<1>(s, xs, g, to, y1 - y0, x1 - x0);
             }
-    float* to = gradient + client * gradient_stride;
+    float* to = gradient + places[client] * gradient_stride;
     for (i64 o = 0; o < s.oc; o++)
       for (i64 c = 0; c < s.c; c++)
         for (i64 t = 0; t < taps; t++, to++) *to = (beta ? *to : 0.0f) + sums[(t * s.c + c) * s.oc + o];
@@ -527,20 +527,21 @@ static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i
     for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
 }
 
-// into[client][a columns][b columns] = β into + aᵀ b over the client's rows
-extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, i64 into_stride,
-                               i64 a_columns, i64 b_columns, i64 beta) {
+// into[place of client][a columns][b columns] = β into + aᵀ b over the client's rows
+extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, const i64* places,
+                               i64 into_stride, i64 a_columns, i64 b_columns, i64 beta) {
   std::vector<const float*> pointers;
   std::vector<float> scratch;
   for (i64 c = 0, row = 0; c < clients; row = ends[c++])
     outer_product(a + row * a_columns, a_columns, a_columns, b + row * b_columns, b_columns, b_columns, ends[c] - row,
-                  into + c * into_stride, beta, pointers, scratch);
+                  into + places[c] * into_stride, beta, pointers, scratch);
 }
 
-// into[client][columns] = β into + Σ a over the client's rows
-extern "C" void client_sums(const float* a, float* into, i64 clients, const i64* ends, i64 into_stride, i64 columns, i64 beta) {
+// into[place of client][columns] = β into + Σ a over the client's rows
+extern "C" void client_sums(const float* a, float* into, i64 clients, const i64* ends, const i64* places, i64 into_stride,
+                            i64 columns, i64 beta) {
   for (i64 c = 0, row = 0; c < clients; c++) {
-    float* to = into + c * into_stride;
+    float* to = into + places[c] * into_stride;
     if (!beta) std::fill(to, to + columns, 0.0f);
     for (; row < ends[c]; row++)
       for (i64 i = 0; i < columns; i++) to[i] += a[row * columns + i];

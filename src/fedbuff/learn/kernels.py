@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +22,13 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno")
 # for each function, its arguments
 _FUNCTIONS = {
     "convolve": "ppppipiipi",
-    "convolution_weights": "pppipiip",
+    "convolution_weights": "pppippiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
     "lstm": "pppppppppipiiiiiiiii",
     "lstm_back": "pppppppipiiiiii",
-    "outer_products": "pppipiiii",
-    "client_sums": "ppipiii",
+    "outer_products": "pppippiiii",
+    "client_sums": "ppippiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
     "train_trips": "ipppppppiuippp->i",
@@ -79,6 +80,22 @@ class Sgd(ctypes.Structure):
 
 
 Ranges = Sequence[tuple[int, int]]
+Places = ctypes.Array[ctypes.c_int64]
+
+
+class Into(NamedTuple):
+    """Where gradients go: the i-th client's to rows[places[i]], which it overwrites (β = 0) or adds to (β = 1)."""
+
+    rows: Tensor
+    places: Places
+    beta: int
+
+    def each(self) -> list[Tensor]:
+        return [self.rows[place] for place in self.places]
+
+
+def numbers(values: Sequence[int]) -> Places:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def usable(*tensors: Tensor) -> ctypes.CDLL | None:
@@ -94,9 +111,9 @@ def needed() -> ctypes.CDLL:
     return kernels
 
 
-def ends(ranges: Ranges) -> ctypes.Array[ctypes.c_int64]:
+def ends(ranges: Ranges) -> Places:
     """Where each of some adjacent ranges ends."""
-    return (ctypes.c_int64 * len(ranges))(*(b for _, b in ranges))
+    return numbers([b for _, b in ranges])
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -115,13 +132,12 @@ def convolve(
     return y
 
 
-def convolution_weights(
-    kernels: ctypes.CDLL, x: Tensor, dy: Tensor, into: Tensor, beta: int, clients: Ranges, shape: Shape
-) -> None:
-    """into[client] ← β into[client] + the gradient of a convolution's weights over the client's rows."""
+def convolution_weights(kernels: ctypes.CDLL, x: Tensor, dy: Tensor, into: Into, clients: Ranges, shape: Shape) -> None:
+    """For each client the gradient of a convolution's weights over its rows."""
     kernels.convolution_weights(
-        x.data_ptr(), dy.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), beta, ctypes.byref(shape)
-    )
+        x.data_ptr(), dy.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
+        into.beta, ctypes.byref(shape),
+    )  # fmt: skip
 
 
 def norm_pool(
@@ -193,19 +209,22 @@ def lstm_back(
     return dgates
 
 
-def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Tensor, beta: int, clients: Ranges) -> None:
-    """into[client] ← β into[client] + aᵀ b over the client's rows."""
+def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Into, clients: Ranges) -> None:
+    """For each client aᵀ b over its rows."""
     a, b = a.contiguous(), b.contiguous()
     kernels.outer_products(
-        a.data_ptr(), b.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), a.shape[1], b.shape[1], beta
-    )
+        a.data_ptr(), b.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
+        a.shape[1], b.shape[1], into.beta,
+    )  # fmt: skip
 
 
-def client_sums(kernels: ctypes.CDLL, values: Tensor, into: Tensor, beta: int, clients: Ranges) -> None:
-    """into[client] ← β into[client] + Σ values over the client's rows."""
+def client_sums(kernels: ctypes.CDLL, values: Tensor, into: Into, clients: Ranges) -> None:
+    """For each client Σ values over its rows."""
     values = values.contiguous()
-    columns = values.numel() // len(values)
-    kernels.client_sums(values.data_ptr(), into.data_ptr(), len(clients), ends(clients), into.stride(0), columns, beta)
+    kernels.client_sums(
+        values.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
+        values.numel() // len(values), into.beta,
+    )  # fmt: skip
 
 
 class Twisters:
@@ -214,7 +233,7 @@ class Twisters:
     def __init__(self, kernels: ctypes.CDLL, seeds: Sequence[int]) -> None:
         self.kernels = kernels
         self.states = torch.empty(len(seeds), 624 + 1, dtype=torch.int64)
-        kernels.seed_twisters(self.states.data_ptr(), (ctypes.c_int64 * len(seeds))(*seeds), len(seeds))
+        kernels.seed_twisters(self.states.data_ptr(), numbers(seeds), len(seeds))
 
     def draw(self, like: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
         """1/keep with probability `keep`, else 0; with `time_first` as if `like`, [rows, time, …], were [time, rows, …].
@@ -224,9 +243,8 @@ class Twisters:
         mask = torch.empty(like.shape)
         time = like.shape[1] if time_first else 0
         size = mask.numel() // len(mask)
-        those = (ctypes.c_int64 * len(whose))(*whose)
         self.kernels.draw_masks(
-            self.states.data_ptr(), those, mask.data_ptr(), len(clients), ends(clients), size, time, keep
+            self.states.data_ptr(), numbers(whose), mask.data_ptr(), len(clients), ends(clients), size, time, keep
         )  # fmt: skip
         return mask
 

@@ -36,8 +36,13 @@ class Trainer:
         self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
     ) -> None:
         """Write the updates of trips into these rows; trips of one version have the same array as weights."""
-        if not (isinstance(self.trips, Small) and self.trips.into(updates, rows, trips, clients, weights)):
-            updates[np.asarray(rows)] = self.trips([Job(*job) for job in zip(trips, clients, weights, strict=True)])
+        if isinstance(self.trips, Small) and self.trips.into(updates, rows, trips, clients, weights):
+            return
+        jobs = [Job(*job) for job in zip(trips, clients, weights, strict=True)]
+        if isinstance(self.trips, Together):
+            self.trips.into(updates, rows, jobs)
+        else:
+            updates[np.asarray(rows)] = self.trips(jobs)
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""

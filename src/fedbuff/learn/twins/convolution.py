@@ -51,15 +51,15 @@ class _Conv(torch.autograd.Function):
         if bias is not None and bias.offset is not None:
             sums = counted(grads[0])
             over = list(range(2, dy.dim()))
-            row_sums(grads[0].sum(over) if sums is None else sums, clients, *bias.gradient(step))
+            row_sums(grads[0].sum(over) if sums is None else sums, clients, bias.gradient(step))
         if weight.offset is not None:
-            gradient, beta = weight.gradient(step)
+            into = weight.gradient(step)
             if kernels is not None:
-                convolution_weights(kernels, x, dy, gradient, beta, clients, ctx.shape)
+                convolution_weights(kernels, x, dy, into, clients, ctx.shape)
             else:
-                for (i, j), g in zip(clients, gradient, strict=True):
+                for (i, j), g in zip(clients, into.each(), strict=True):
                     dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
-                    _ = g.add_(dw) if beta else g.copy_(dw)
+                    _ = g.add_(dw) if into.beta else g.copy_(dw)
         dx = input_gradient(ctx, dy, x, w, step).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None, None
 

@@ -21,9 +21,9 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x,), step = ctx.saved_tensors, ctx.step
-        gradient, beta = ctx.slot.gradient(step)
-        for (i, j), g in zip(step.times(step.clients, len(x)), gradient, strict=True):
-            if not beta:
+        into = ctx.slot.gradient(step)
+        for (i, j), g in zip(step.times(step.clients, len(x)), into.each(), strict=True):
+            if not into.beta:
                 g.zero_()
             kept = x[i:j].reshape(-1)
             dy = grads[0][i:j].reshape(len(kept), -1)

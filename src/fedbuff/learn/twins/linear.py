@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.learn.kernels import (
+    Into,
     client_sums,
     outer_products,
     usable,
@@ -33,27 +34,27 @@ def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Te
     return y
 
 
-def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
-    """into[c] ← β into[c] + dyᵀ x over the rows of client c."""
-    kernels = usable(dy, x, into)
+def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Into) -> None:
+    """For each client dyᵀ x over its rows."""
+    kernels = usable(dy, x, into.rows)
     if kernels is not None:
-        outer_products(kernels, dy, x, into, beta, clients)
+        outer_products(kernels, dy, x, into, clients)
         return
-    for (i, j), g in zip(clients, into, strict=True):
+    for (i, j), g in zip(clients, into.each(), strict=True):
         if dy.dtype == g.dtype:
-            g.addmm_(dy[i:j].t(), x[i:j], beta=beta)
+            g.addmm_(dy[i:j].t(), x[i:j], beta=into.beta)
         else:
-            _ = g.add_(dy[i:j].t() @ x[i:j]) if beta else g.copy_(dy[i:j].t() @ x[i:j])
+            _ = g.add_(dy[i:j].t() @ x[i:j]) if into.beta else g.copy_(dy[i:j].t() @ x[i:j])
 
 
-def row_sums(values: Tensor, clients: Ranges, into: Tensor, beta: int) -> None:
-    """into[c] ← β into[c] + Σ values over the rows of client c."""
-    kernels = usable(values, into)
+def row_sums(values: Tensor, clients: Ranges, into: Into) -> None:
+    """For each client Σ values over its rows."""
+    kernels = usable(values, into.rows)
     if kernels is not None:
-        client_sums(kernels, values, into, beta, clients)
+        client_sums(kernels, values, into, clients)
         return
-    for (i, j), g in zip(clients, into, strict=True):
-        _ = g.add_(values[i:j].sum(0)) if beta else torch.sum(values[i:j], 0, out=g)
+    for (i, j), g in zip(clients, into.each(), strict=True):
+        _ = g.add_(values[i:j].sum(0)) if into.beta else torch.sum(values[i:j], 0, out=g)
 
 
 def lowered(step: Step, values: Tensor) -> Tensor:
@@ -90,13 +91,13 @@ class LinearFunction(torch.autograd.Function):
         dy = grads[0].reshape(-1, grads[0].shape[-1])
         clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
         if weight.offset is not None:
-            grouped_outer(lowered(step, dy), x, clients, *weight.gradient(step))
+            grouped_outer(lowered(step, dy), x, clients, weight.gradient(step))
         if bias is not None and bias.offset is not None:
             sums = counted(grads[0])
             row_sums(
                 dy if sums is None else sums,
                 clients if sums is None else step.times(step.clients, len(sums)),
-                *bias.gradient(step),
+                bias.gradient(step),
             )
         dx = None
         if ctx.needs_input_grad[0]:

@@ -43,7 +43,7 @@ class _Affine(torch.autograd.Function):
         clients = step.times(step.clients, len(x))
         for slot, values in ((weight, dy * x if weight.offset is not None else dy), (bias, dy)):
             if slot is not None and slot.offset is not None:
-                row_sums(_sum_to(values, view).view(-1, *slot.shape), clients, *slot.gradient(step))
+                row_sums(_sum_to(values, view).view(-1, *slot.shape), clients, slot.gradient(step))
         dx = None
         if ctx.needs_input_grad[0]:
             dx, w = torch.empty_like(dy), weight.weights(step)
@@ -114,7 +114,7 @@ class _NormPool(torch.autograd.Function):
         clients = step.times(step.clients, len(x))
         for slot, values in ((weight, dgamma), (bias, dbeta)):
             if slot is not None and slot.offset is not None:
-                row_sums(values, clients, *slot.gradient(step))
+                row_sums(values, clients, slot.gradient(step))
         return with_sums(dx, dsum), None, None, None, None, None, None
 
 

@@ -114,11 +114,11 @@ def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
         time = h.shape[1]
-        grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], *weight.gradient(step))
+        grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], weight.gradient(step))
     sums = dy.sum(1) if biases else dy
     for bias in biases:
         if bias.offset is not None:
-            row_sums(sums, clients, *bias.gradient(step))
+            row_sums(sums, clients, bias.gradient(step))
 
 
 class _Lstm(torch.autograd.Function):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedbuff.learn.kernels import Into, Places
+
 if TYPE_CHECKING:
     from fedbuff.learn.twins.dropout import Draws
 
@@ -20,7 +22,8 @@ class Step:
     clients: Ranges
     groups: Ranges
     weights: Tensor  # [groups, d]
-    gradient: Tensor  # [clients, d]; undefined where nothing was written
+    gradient: Tensor  # [rows, d]; undefined where nothing was written
+    places: Places  # in which of these rows each client's gradient goes
     draws: "Draws"  # random numbers, for dropout
     whose: Sequence[int]  # which of them are each client's
     rows: int
@@ -50,12 +53,12 @@ class Slot:
             return self.frozen.expand(len(step.groups), *self.shape)
         return step.weights[:, self.offset : self.offset + self.size].view(-1, *self.shape)
 
-    def gradient(self, step: Step) -> tuple[Tensor, int]:
-        """[clients, *shape] to write to, and β: 0 to overwrite, 1 to add to what is there."""
+    def gradient(self, step: Step) -> Into:
+        """Where to write the gradients of clients; the second to do so adds."""
         assert self.offset is not None
         beta = int(self.offset in step.written)
         step.written.add(self.offset)
-        return step.gradient[:, self.offset : self.offset + self.size].view(-1, *self.shape), beta
+        return Into(step.gradient[:, self.offset : self.offset + self.size].view(-1, *self.shape), step.places, beta)
 
 
 class Current:
