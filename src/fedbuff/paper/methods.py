@@ -31,7 +31,7 @@ class Rates(NamedTuple):
 UNTUNED = {
     "cifar10": {
         "fedbuff": Rates(0.1, 3.0, beta=0.0),  # 10 learns half as fast, 30 not at all
-        "fedasync": Rates(0.1, 3.0),
+        "fedasync": Rates(0.1, 1.0),
         "fedavgm": Rates(0.1, 3.0, beta=0.9),
         "fedavg": Rates(0.1, 10.0),
         "fedprox": Rates(0.1, 10.0, mu=0.001),
