@@ -151,6 +151,9 @@ def test_presets_print_files_that_run(fedbuff, tmp_path):
         (("timeline", "--trips", "10", "--out", "{settings}/t.parquet"), "can't write"),
         (("compare", "{settings}", "--algorithms", "fedbuff,fedvag"), "did you mean algorithm.fedavg?"),
         (("timeline", "--trips", "0"), "trips=0: expected an integer >= 1"),
+        (("timeline", "--trips", "many"), "argument --trips: invalid int value: 'many'; see fedbuff timeline --help"),
+        (("privacy", "epsilon", "--stepps", "3"), "see fedbuff privacy epsilon --help"),
+        (("runn",), "invalid choice: 'runn'"),
         (("timeline", "--set", "timing.uniform={low=3, high=2}"), "timing.uniform.high=2.0: expected a number > 3"),
     ],
 )

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "report": {"report", "toml", "version"},
     "secagg": {"core", "norm", "secagg"},
     "trusted.py": {"secagg"},
-    "secagg_demo": {"core", "secagg", "secagg_demo", "sim", "trusted"},
+    "secagg_demo": {"core", "report", "secagg", "secagg_demo", "sim", "trusted"},
     "sim": {"compiled", "core", "learn", "norm", "privacy", "report", "secagg", "sim", "toml", "version"},
     "toeplitz.py": {"compiled"},
     "toml.py": set(),

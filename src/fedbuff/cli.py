@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedbuff import privacy_command, settings, toml
 from fedbuff.demo import DEMO
@@ -25,6 +25,7 @@ from fedbuff.report.files import FolderError, write_json, write_text
 from fedbuff.report.folder import write_trips
 from fedbuff.report.progress import bar
 from fedbuff.report.run import Run, load
+from fedbuff.report.terminal import print_table
 from fedbuff.secagg_demo.command import parser as secagg
 from fedbuff.settings import Settings, from_tables
 from fedbuff.sim.simulation import Status
@@ -84,7 +85,7 @@ def compare(args: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     header, body = cells(rows)
-    _print_table(header, body, f"mean ± std over seeds {', '.join(map(str, seeds))}")
+    print_table(header, body, caption=f"mean ± std over seeds {', '.join(map(str, seeds))}")
     if reused:
         print(f"{reused} of {len(experiments)} runs were finished before and not run again; remove {out} to run them anew")
     print(f"runs and tables in {out}" + "".join(f"\nplot: {path}" for path in plots))
@@ -419,7 +420,9 @@ def _paper_list(rows: list[Table], estimate: Callable[[Table], str], args: argpa
     for row in rows:
         runs = "no training" if row["runs"] == 0 else f"{row['cached']} of {'?' if row['runs'] is None else row['runs']}"
         body.append([row["name"], row["where"], row["dataset"], estimate(row), runs, ", ".join(row["results"]) or "–"])
-    _print_table(header, body, "--quick takes minutes on stand-in data; `all` makes them all, `report` writes docs/paper.md")
+    print_table(
+        header, body, caption="--quick takes minutes on stand-in data; `all` makes them all, `report` writes docs/paper.md"
+    )
 
 
 def _print_result(kept: Table) -> None:
@@ -427,7 +430,7 @@ def _print_result(kept: Table) -> None:
 
     header, body = lines(kept)
     print(f"{kept['where']}: {kept['title']}")
-    _print_table(header, body, ". ".join([kept["data"], *kept["caveats"], *kept["notes"]]))
+    print_table(header, body, caption=". ".join([kept["data"], *kept["caveats"], *kept["notes"]]))
     for check in kept["checks"]:
         otherwise = "not shown so far" if kept.get("so_far") else "DOES NOT HOLD"
         print(f"{'holds' if check['holds'] else otherwise}: {check['claim']} ({check['facts']})")
@@ -442,26 +445,18 @@ def _print_study(study: Table) -> None:
         print(f"best: {found}; " + ", ".join(f"{path} = {value:.4g}" for path, value in best["values"].items()))
 
 
-def _print_table(header: list[str], body: list[list[str]], caption: str) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    table = RichTable(caption=caption, caption_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right")
-    for line in body:
-        table.add_row(*line)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    console.print(table)
-
-
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else here does; its subcommands' parsers too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedbuff", description="Asynchronous federated learning with buffered aggregation.")
+    parser = _Parser(prog="fedbuff", description="Asynchronous federated learning with buffered aggregation.")
     parser.add_argument("--version", action="version", version=f"fedbuff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbuff.deploy.logs import printable
 from fedbuff.report.files import FolderError
+from fedbuff.report.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,19 +39,16 @@ def parser(commands: Any) -> None:
 
 
 def status(args: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
+    screen = console()
     facts = read(args.folder)
     if not args.watch:
-        print(json.dumps(facts, indent=2)) if args.json else console.print(shown(args.folder, facts))
+        print(json.dumps(facts, indent=2)) if args.json else screen.print(shown(args.folder, facts))
         return
     try:
-        if console.is_terminal and not args.json:
-            with Live(shown(args.folder, facts), console=console, auto_refresh=False) as view:
+        if screen.is_terminal and not args.json:
+            with Live(shown(args.folder, facts), console=screen, auto_refresh=False) as view:
                 while facts["state"] != "finished":
                     time.sleep(1.0)
                     facts = read(args.folder)
@@ -60,7 +58,7 @@ def status(args: argparse.Namespace) -> None:
         while True:
             if facts["written"] != told:
                 told = facts["written"]
-                print(json.dumps(facts), flush=True) if args.json else console.print(shown(args.folder, facts))
+                print(json.dumps(facts), flush=True) if args.json else screen.print(shown(args.folder, facts))
             if facts["state"] == "finished":
                 return
             time.sleep(1.0)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from fedbuff.core import check
+from fedbuff.report.terminal import print_table
 
 
 def parser(commands: Any) -> None:
@@ -66,12 +67,12 @@ def demo(args: argparse.Namespace) -> None:
             ]
             for line in mode.lines
         ]
-        _table(titles[name], ["message", "from → to", "in a buffer", "bytes each", "bytes in all"], body)
+        print_table(["message", "from → to", "in a buffer", "bytes each", "bytes in all"], body, titles[name])
         same = "the plain one, bit for bit" if mode.exact else "NOT the plain one"
         moved = f"quantisation moved it by {mode.error:.1g} at most, relatively"
         print(f"{args.buffer_size} updates of {args.weights:,} weights; the decoded sum is {same}; {moved}\n")
     body = [[o.attack, o.party, "refused" if o.refused else "NOT REFUSED", o.reason] for o in outcomes]
-    _table("Attacks; whoever refuses has not changed by a byte", ["attack", "on", "", "why"], body)
+    print_table(["attack", "on", "", "why"], body, "Attacks; whoever refuses has not changed by a byte")
     for name, text in said.items():
         print(f"\n{name}: {text}")
 
@@ -93,7 +94,7 @@ def bench(args: argparse.Namespace) -> None:
             columns |= {f"{length:,} {name}".strip(): values for name, values in several.items()}
         rows = next(iter(columns.values()))
         body = [[name, *(f"{values[name]:,.4g}" for values in columns.values())] for name in rows]
-        _table(f"{mode}, per update", ["", *columns], body)
+        print_table(["", *columns], body, f"{mode}, per update")
 
 
 def _total(size: int) -> str:
@@ -110,19 +111,3 @@ def _integers(option: str, text: str, count: int | None = None) -> list[int]:
             f"{option} {text}: expected {'integers' if count is None else f'{count} integers'} above 0 with commas"
         )
     return found
-
-
-def _table(title: str, header: list[str], body: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    numbers = {i for i in range(len(header)) if all(line[i][:1].isdigit() or line[i] == "–" for line in body)}
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i in numbers else "left", overflow="fold")
-    for line in body:
-        table.add_row(*line)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    console.print(table)
