@@ -1,6 +1,7 @@
 // What torch does slowly for rows of many clients: float32, one thread, called through ctypes (see kernels.py).
 //
-// Images lie channels-last, [row][y][x][channel]: eight channels are a vector, and nothing is ever shuffled.
+// Images lie channels-last, [row][y][x][channel]: eight channels are a vector, and nothing is ever shuffled. Where the
+// processor has vectors of sixteen, products are computed with them: each number is still the same sum in the same order.
 // Every function has a twin in plain torch that the tests compare it with. NaN and infinities must come through,
 // so no flag may assume finite numbers, and comparisons are written so that NaN wins.
 
@@ -15,6 +16,14 @@
 using i64 = std::int64_t;
 typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef std::int32_t m8 __attribute__((vector_size(32)));
+typedef float narrow __attribute__((vector_size(32)));
+#ifdef __AVX512F__
+typedef float wide __attribute__((vector_size(64)));
+#else
+typedef narrow wide;
+#endif
+constexpr i64 W = sizeof(wide) / sizeof(float);
+constexpr int TALL = W == 8 ? 6 : 8;  // rows of a tile of sums that stays in registers, two vectors wide
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define ALWAYS static inline __attribute__((always_inline))
@@ -22,6 +31,15 @@ typedef std::int32_t m8 __attribute__((vector_size(32)));
 ALWAYS v8 load(const float* p) { return *reinterpret_cast<const v8*>(p); }
 ALWAYS void store(float* p, v8 v) { *reinterpret_cast<v8*>(p) = v; }
 ALWAYS v8 all(float x) { return v8{x, x, x, x, x, x, x, x}; }
+template <class T> constexpr i64 lanes = sizeof(T) / sizeof(float);
+// for vectors of either length: a template's argument forgets that it may lie anywhere, so copies
+template <class T> ALWAYS T load(const float* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T> ALWAYS void store(float* p, T v) { std::memcpy(p, &v, sizeof v); }
+template <class T> ALWAYS T all(float x) { return x - T{}; }
 
 // ── convolution ────────────────────────────────────────────────────────────────────────────────────────────────────
 //
@@ -54,33 +72,61 @@ static std::vector<Taps> classes(i64 outputs, i64 inputs, i64 k, i64 stride, i64
   return found;
 }
 
-template <int P, int V>
+// how many of `left` columns, a multiple of 8, are computed at a time
+ALWAYS i64 block_of(i64 left) { return left >= 2 * W ? 2 * W : left >= W ? W : 8; }
+
+// f(vector type, how many of them) for a block of so many columns
+template <class F> ALWAYS void with_block(i64 columns, F f) {
+  if (columns == 2 * W) f(wide{}, std::integral_constant<int, 2>{});
+  else if (columns == W) f(wide{}, std::integral_constant<int, 1>{});
+  else f(narrow{}, std::integral_constant<int, 1>{});
+}
+
+// f(n) with n a constant, for 1 ≤ n ≤ TALL
+template <int N = TALL, class F> ALWAYS void with_constant(i64 n, F f) {
+  if (n == N) f(std::integral_constant<int, N>{});
+  else if constexpr (N > 1) with_constant<N - 1>(n, f);
+}
+
+// f(first, how many) for `count` things in tiles of at most TALL, about equally many in each
+template <class F> ALWAYS void in_tiles(i64 count, F f) {
+  for (i64 first = 0, tiles = (count + TALL - 1) / TALL; tiles > 0; tiles--) {
+    const i64 height = (count - first + tiles - 1) / tiles;
+    with_constant(height, [&](auto n) __attribute__((always_inline)) { f(first, n); });
+    first += height;
+  }
+}
+
+template <class T, int P, int V>
 ALWAYS void pixels(const Shape& s, const float* x, const i64* in, float* y, const i64* out, const float* weights,
                    const float* bias, const Taps& rows, const Taps& columns) {
-  v8 sum[P][V];
+  constexpr i64 N = lanes<T>;
+  T sum[P][V];
   UNROLL for (int v = 0; v < V; v++) {
-    const v8 start = bias ? load(bias + 8 * v) : all(0);
+    const T start = bias ? load<T>(bias + N * v) : T{};
     UNROLL for (int p = 0; p < P; p++) sum[p][v] = start;
   }
   const float* xs[P];
   UNROLL for (int p = 0; p < P; p++) xs[p] = x + in[p];
+  // taps side by side are side by side in memory, with their channels: one run of numbers
+  const i64 taps = columns.last - columns.first, runs = s.dw == 1 ? 1 : taps, length = s.dw == 1 ? taps * s.c : s.c;
   for (i64 i = rows.first; i < rows.last; i++)
-    for (i64 j = columns.first; j < columns.last; j++) {
-      const i64 tap = (i * s.dh * s.w + j * s.dw) * s.c;
-      const float* w = weights + (i * s.kw + j) * s.c * 8 * V;
-      for (i64 c = 0; c < s.c; c++, w += 8 * V) {
-        v8 wv[V];
-        UNROLL for (int v = 0; v < V; v++) wv[v] = load(w + 8 * v);
+    for (i64 j = columns.first; j < columns.first + runs; j++) {
+      const i64 from = (i * s.dh * s.w + j * s.dw) * s.c;
+      const float* w = weights + (i * s.kw + j) * s.c * N * V;
+      for (i64 c = from; c < from + length; c++, w += N * V) {
+        T wv[V];
+        UNROLL for (int v = 0; v < V; v++) wv[v] = load<T>(w + N * v);
         UNROLL for (int p = 0; p < P; p++) {
-          const v8 b = all(xs[p][tap + c]);
+          const T b = all<T>(xs[p][c]);
           UNROLL for (int v = 0; v < V; v++) sum[p][v] += b * wv[v];
         }
       }
     }
-  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store(y + out[p] + 8 * v, sum[p][v]);
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store<T>(y + out[p] + N * v, sum[p][v]);
 }
 
-template <int V>
+template <class T, int V>
 static void block_of_channels(const Shape& s, const float* x, float* y, const float* weights, const float* bias,
                               const std::vector<Taps>& rows, const std::vector<Taps>& columns, i64 images,
                               std::vector<i64>& in, std::vector<i64>& out) {
@@ -93,16 +139,9 @@ static void block_of_channels(const Shape& s, const float* x, float* y, const fl
             in.push_back(((n * s.h + oy * s.sh - s.ph) * s.w + ox * s.sw - s.pw) * s.c);
             out.push_back(((n * s.oh + oy) * s.ow + ox) * s.oc);
           }
-      const i64 count = static_cast<i64>(in.size());
-      i64 i = 0;
-      for (; i + 6 <= count; i += 6) pixels<6, V>(s, x, &in[i], y, &out[i], weights, bias, r, t);
-      switch (count - i) {
-        case 5: pixels<5, V>(s, x, &in[i], y, &out[i], weights, bias, r, t); break;
-        case 4: pixels<4, V>(s, x, &in[i], y, &out[i], weights, bias, r, t); break;
-        case 3: pixels<3, V>(s, x, &in[i], y, &out[i], weights, bias, r, t); break;
-        case 2: pixels<2, V>(s, x, &in[i], y, &out[i], weights, bias, r, t); break;
-        case 1: pixels<1, V>(s, x, &in[i], y, &out[i], weights, bias, r, t); break;
-      }
+      in_tiles(static_cast<i64>(in.size()), [&](i64 i, auto p) __attribute__((always_inline)) {
+        pixels<T, p, V>(s, x, &in[i], y, &out[i], weights, bias, r, t);
+      });
     }
 }
 
@@ -120,68 +159,51 @@ extern "C" void convolve(const float* x, const float* weights, const float* bias
   i64 row = 0;
   for (i64 g = 0; g < groups; g++) {
     const float* w = weights + g * weights_stride;
-    for (i64 o = 0; o < s.oc; o++) {  // packed: [block of 16 (or 8) outputs][tap][input][output of the block]
-      const i64 first = o / 16 * 16, width = std::min<i64>(16, s.oc - first);
-      float* block = packed.data() + first * taps * s.c + (o - first);
-      for (i64 c = 0; c < s.c; c++)
-        for (i64 t = 0; t < taps; t++)
-          block[(t * s.c + c) * width] = flipped ? w[(c * s.oc + o) * taps + taps - 1 - t] : w[(o * s.c + c) * taps + t];
+    for (i64 first = 0, size; first < s.oc; first += size) {  // packed: [block of outputs][tap][input][output of the block]
+      size = block_of(s.oc - first);
+      for (i64 o = first; o < first + size; o++) {
+        float* block = packed.data() + first * taps * s.c + (o - first);
+        for (i64 c = 0; c < s.c; c++)
+          for (i64 t = 0; t < taps; t++)
+            block[(t * s.c + c) * size] = flipped ? w[(c * s.oc + o) * taps + taps - 1 - t] : w[(o * s.c + c) * taps + t];
+      }
     }
     for (; row < ends[g]; row += std::min(together, ends[g] - row)) {
       const i64 images = std::min(together, ends[g] - row);
       const float* xs = x + row * s.h * s.w * s.c;
-      for (i64 first = 0; first < s.oc; first += 16) {
+      for (i64 first = 0, size; first < s.oc; first += size) {
+        size = block_of(s.oc - first);
         const float* block = packed.data() + first * taps * s.c;
         const float* b = bias ? bias + g * bias_stride + first : nullptr;
         float* ys = y + row * s.oh * s.ow * s.oc + first;
-        if (s.oc - first >= 16)
-          block_of_channels<2>(s, xs, ys, block, b, rows, columns, images, in, out);
-        else
-          block_of_channels<1>(s, xs, ys, block, b, rows, columns, images, in, out);
+        with_block(size, [&](auto vector, auto v) {
+          block_of_channels<decltype(vector), v>(s, xs, ys, block, b, rows, columns, images, in, out);
+        });
       }
     }
   }
 }
 
-// sums[C][8V] += Σ over a rectangle of output pixels of x[pixel seen][C] ⊗ dy[pixel][8V]
-template <int C, int V>
+// sums[C][V vectors] += Σ over a rectangle of output pixels of x[pixel seen][C] ⊗ dy[pixel][V vectors]
+template <class T, int C, int V>
 ALWAYS void outer(const Shape& s, const float* x, const float* dy, float* sums, i64 height, i64 width) {
-  v8 sum[C][V];
-  UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) sum[c][v] = load(sums + c * s.oc + 8 * v);
+  constexpr i64 N = lanes<T>;
+  T sum[C][V];
+  UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) sum[c][v] = load<T>(sums + c * s.oc + N * v);
   const i64 x_step = s.sw * s.c;
   for (i64 i = 0; i < height; i++) {
     const float* xs = x + i * s.sh * s.w * s.c;
     const float* g = dy + i * s.ow * s.oc;
     for (i64 j = 0; j < width; j++, xs += x_step, g += s.oc) {
-      v8 gv[V];
-      UNROLL for (int v = 0; v < V; v++) gv[v] = load(g + 8 * v);
+      T gv[V];
+      UNROLL for (int v = 0; v < V; v++) gv[v] = load<T>(g + N * v);
       UNROLL for (int c = 0; c < C; c++) {
-        const v8 b = all(xs[c]);
+        const T b = all<T>(xs[c]);
         UNROLL for (int v = 0; v < V; v++) sum[c][v] += b * gv[v];
       }
     }
   }
-  UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) store(sums + c * s.oc + 8 * v, sum[c][v]);
-}
-
-template <int V>
-static void outer_of_inputs(const Shape& s, const float* x, const float* dy, float* sums, i64 height, i64 width) {
-  for (i64 c = 0; c < s.c;) {
-    const i64 left = s.c - c;
-    const float* xs = x + c;
-    float* to = sums + c * s.oc;
-    if constexpr (V == 4) {
-      if (left >= 3) outer<3, V>(s, xs, dy, to, height, width), c += 3;
-      else if (left == 2) outer<2, V>(s, xs, dy, to, height, width), c += 2;
-      else outer<1, V>(s, xs, dy, to, height, width), c += 1;
-    } else {
-      if (left >= 6 && left != 8) outer<6, V>(s, xs, dy, to, height, width), c += 6;
-      else if (left >= 4) outer<4, V>(s, xs, dy, to, height, width), c += 4;
-      else if (left == 3) outer<3, V>(s, xs, dy, to, height, width), c += 3;
-      else if (left == 2) outer<2, V>(s, xs, dy, to, height, width), c += 2;
-      else outer<1, V>(s, xs, dy, to, height, width), c += 1;
-    }
-  }
+  UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) store<T>(sums + c * s.oc + N * v, sum[c][v]);
 }
 
 // gradient[place of client] ← β gradient[…] + that of the client's rows, as [out][in][kh][kw] (output channels: a multiple of 8)
@@ -192,13 +214,14 @@ extern "C" void convolution_weights(const float* x, const float* dy, float* grad
   std::vector<float> sums(taps * s.c * s.oc);
   // as many output rows at a time as fit the L1 cache with the input rows they see
   const i64 band = std::max<i64>(1, 5000 / (s.ow * 16 + s.sh * s.w * s.c));
-  const bool narrow = s.c <= 3 && s.oc % 32 == 0;
+  const bool few = s.c <= 3 && W == 8 && s.oc % 32 == 0;  // few input channels: more output channels at a time
   i64 row = 0;
   for (i64 client = 0; client < clients; client++) {
     std::fill(sums.begin(), sums.end(), 0.0f);
     for (; row < ends[client]; row++)
       for (i64 top = 0; top < s.oh; top += band)
-        for (i64 o = 0; o < s.oc; o += narrow ? 32 : 16)
+        for (i64 o = 0, size; o < s.oc; o += size) {
+          size = few ? 32 : block_of(s.oc - o);
           for (i64 i = 0; i < s.kh; i++)
             for (i64 j = 0; j < s.kw; j++) {
               // the output rectangle whose tap (i, j) lies inside the image
@@ -211,10 +234,16 @@ extern "C" void convolution_weights(const float* x, const float* dy, float* grad
               const float* xs = x + ((row * s.h + y0 * s.sh + dy0) * s.w + x0 * s.sw + dx0) * s.c;
               const float* g = dy + ((row * s.oh + y0) * s.ow + x0) * s.oc + o;
               float* to = sums.data() + (i * s.kw + j) * s.c * s.oc + o;
-              if (narrow) outer_of_inputs<4>(s, xs, g, to, y1 - y0, x1 - x0);
-              else if (s.oc - o >= 16) outer_of_inputs<2>(s, xs, g, to, y1 - y0, x1 - x0);
-              else outer_of_inputs<1>(s, xs, g, to, y1 - y0, x1 - x0);
+              if (few)
+                with_constant<3>(s.c, [&](auto c) { outer<narrow, c, 4>(s, xs, g, to, y1 - y0, x1 - x0); });
+              else
+                with_block(size, [&](auto vector, auto v) {
+                  in_tiles(s.c, [&](i64 c, auto n) __attribute__((always_inline)) {
+                    outer<decltype(vector), n, v>(s, xs + c, g, to + c * s.oc, y1 - y0, x1 - x0);
+                  });
+                });
             }
+        }
     float* to = gradient + places[client] * gradient_stride;
     for (i64 o = 0; o < s.oc; o++)
       for (i64 c = 0; c < s.c; c++)
@@ -393,90 +422,79 @@ extern "C" void norm_pool_back(const float* x, const float* dy, const std::uint8
 
 // ── small matrices ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-// c[row][8V] = start + Σ_k a[row][k] b[k][8V], for P rows given by pointers
-template <int P, int V>
+// c[row][V vectors] = start + Σ_k a[row][k] b[k][V vectors], for P rows given by pointers
+template <class T, int P, int V>
 ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
                        float* c, i64 c_stride) {
-  v8 sum[P][V];
+  constexpr i64 N = lanes<T>;
+  T sum[P][V];
   UNROLL for (int p = 0; p < P; p++)
-    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start ? load(start + p * start_stride + 8 * v) : all(0);
+    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start ? load<T>(start + p * start_stride + N * v) : T{};
   const float* as[P];
   UNROLL for (int p = 0; p < P; p++) as[p] = a[p];
   for (i64 i = 0; i < k; i++, b += b_stride) {
-    v8 bv[V];
-    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    T bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + N * v);
     UNROLL for (int p = 0; p < P; p++) {
-      const v8 x = all(as[p][i]);
+      const T x = all<T>(as[p][i]);
       UNROLL for (int v = 0; v < V; v++) sum[p][v] += x * bv[v];
     }
   }
-  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store(c + p * c_stride + 8 * v, sum[p][v]);
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store<T>(c + p * c_stride + N * v, sum[p][v]);
 }
 
-template <int V>
-static void rows_times_block(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start,
-                             i64 start_stride, float* c, i64 c_stride) {
-  for (i64 r = 0, tiles = (rows + 5) / 6; tiles > 0; tiles--) {  // tiles of about the same height
-    const i64 height = (rows - r + tiles - 1) / tiles;
-    const float* s = start ? start + r * start_stride : nullptr;
-    float* to = c + r * c_stride;
-    switch (height) {
-      case 6: rows_times<6, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-      case 5: rows_times<5, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-      case 4: rows_times<4, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-      case 3: rows_times<3, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-      case 2: rows_times<2, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-      case 1: rows_times<1, V>(a + r, k, b, b_stride, s, start_stride, to, c_stride); break;
-    }
-    r += height;
+// c = start + a b for a block of columns, b [k][block]; start_stride 0: the same start for every row
+static void rows_times_block(i64 block, const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride,
+                             const float* start, i64 start_stride, float* c, i64 c_stride) {
+  with_block(block, [&](auto vector, auto v) {
+    in_tiles(rows, [&](i64 r, auto n) __attribute__((always_inline)) {
+      const float* s = start ? start + r * start_stride : nullptr;
+      rows_times<decltype(vector), n, v>(a + r, k, b, b_stride, s, start_stride, c + r * c_stride, c_stride);
+    });
+  });
+}
+
+// c = start + a b; columns: a multiple of 8; with `packed`, b lies as `pack` leaves it, else its rows are b_stride apart
+static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, bool packed, const float* start,
+                     i64 start_stride, float* c, i64 c_stride, i64 columns) {
+  for (i64 o = 0, size; o < columns; o += size) {
+    size = block_of(columns - o);
+    rows_times_block(size, a, rows, k, packed ? b + o * k : b + o, packed ? size : b_stride, start ? start + o : nullptr,
+                     start_stride, c + o, c_stride);
   }
 }
 
-// c = start + a b; columns: a multiple of 8; start_stride 0: the same start for every row
-static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
-                     float* c, i64 c_stride, i64 columns) {
-  i64 o = 0;
-  for (; o + 16 <= columns; o += 16)
-    rows_times_block<2>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
-  if (o < columns) rows_times_block<1>(a, rows, k, b + o, b_stride, start ? start + o : nullptr, start_stride, c + o, c_stride);
-}
-
-// c[C][8V] = Σ over rows of a[row][C] ⊗ b[row][8V]
-template <int C, int V>
+// c[C][V vectors] = Σ over rows of a[row][C] ⊗ b[row][V vectors]
+template <class T, int C, int V>
 ALWAYS void outer_rows(const float* const* a, i64 at, i64 rows, const float* b, i64 b_stride, float* c, i64 c_stride) {
-  v8 sum[C][V] = {};
+  constexpr i64 N = lanes<T>;
+  T sum[C][V] = {};
   for (i64 r = 0; r < rows; r++, b += b_stride) {
-    v8 bv[V];
-    UNROLL for (int v = 0; v < V; v++) bv[v] = load(b + 8 * v);
+    T bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + N * v);
     UNROLL for (int i = 0; i < C; i++) {
-      const v8 x = all(a[r][at + i]);
+      const T x = all<T>(a[r][at + i]);
       UNROLL for (int v = 0; v < V; v++) sum[i][v] += x * bv[v];
     }
   }
-  UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store(c + i * c_stride + 8 * v, sum[i][v]);
+  UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store<T>(c + i * c_stride + N * v, sum[i][v]);
 }
 
-// c[k][columns] = aᵀ b
+// c[k][columns] = aᵀ b; columns: at least 8
 static void transposed_times(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, float* c, i64 c_stride,
                              i64 columns) {
-  for (i64 o = 0; o < columns; o += 16)
-    for (i64 i = 0; i < k;) {
+  in_tiles(k, [&](i64 i, auto n) __attribute__((always_inline)) {
+    for (i64 o = 0, size; o < columns; o += size) {
+      size = block_of(columns - o);
+      o = std::min(o, columns - size);  // the last one may overlap what is done, and finds the same
       float* to = c + i * c_stride + o;
-      const bool wide = columns - o >= 16;
-#define OUTER(C)                                                               \
-  {                                                                            \
-    if (wide) outer_rows<C, 2>(a, i, rows, b + o, b_stride, to, c_stride);     \
-    else outer_rows<C, 1>(a, i, rows, b + o, b_stride, to, c_stride);          \
-    i += C;                                                                    \
-  }
-      const i64 left = k - i;
-      if (left >= 6 && left != 8) OUTER(6)
-      else if (left >= 4) OUTER(4)
-      else if (left == 3) OUTER(3)
-      else if (left == 2) OUTER(2)
-      else OUTER(1)
-#undef OUTER
+      // a matrix that is cold: have the lines of the next tile but one ready to be written
+      for (i64 r = 2 * TALL; r < 3 * TALL; r++) __builtin_prefetch(to + r * c_stride, 1);
+      with_block(size, [&](auto vector, auto v) __attribute__((always_inline)) {
+        outer_rows<decltype(vector), n, v>(a, i, rows, b + o, b_stride, to, c_stride);
+      });
     }
+  });
 }
 
 // c[a columns][b columns] = β c + aᵀ b, for any number of columns; rows lie a_stride and b_stride apart
@@ -498,31 +516,7 @@ static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i
     scratch.resize(k * columns);
     to = scratch.data();
   }
-  for (i64 i = 0; i < k;) {
-    const i64 left = k - i, height = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left;
-    for (i64 o = 0; o < columns;) {
-      const bool wide = columns - o >= 16;
-      if (!wide && columns - o < 8) o = columns - 8;  // overlaps what is done, and finds the same
-      float* at = to + i * columns + o;
-      // the matrix is cold: have the lines of the next tile but one ready to be written
-      for (i64 r = 12; r < 18; r++) __builtin_prefetch(at + r * columns, 1);
-#define OUTER(C)                                                                                \
-  {                                                                                             \
-    if (wide) outer_rows<C, 2>(pointers.data(), i, rows, b + o, b_stride, at, columns);         \
-    else outer_rows<C, 1>(pointers.data(), i, rows, b + o, b_stride, at, columns);              \
-  }
-      switch (height) {
-        case 6: OUTER(6) break;
-        case 4: OUTER(4) break;
-        case 3: OUTER(3) break;
-        case 2: OUTER(2) break;
-        case 1: OUTER(1) break;
-      }
-#undef OUTER
-      o += wide ? 16 : 8;
-    }
-    i += height;
-  }
+  transposed_times(pointers.data(), rows, k, b, b_stride, to, columns, columns);
   if (beta)
     for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
 }
@@ -733,7 +727,7 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
         const i64 in = sizes[l], width = filled(sizes[l + 1]);
         std::vector<float>& z = hidden[l];
         z.resize(count * width);
-        multiply(rows[l].data(), count, in, &w[net.at[l]], width, &w[net.at[l] + in * width], 0, z.data(), width, width);
+        multiply(rows[l].data(), count, in, &w[net.at[l]], width, false, &w[net.at[l] + in * width], 0, z.data(), width, width);
         for (i64 i = 0; i < count; i++) rows[l + 1][i] = &z[i * width];
         if (l + 1 < layers)
           for (i64 i = 0; i < count * width; i += 8) {
@@ -781,7 +775,7 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
           next.resize(count * wide_in);
           std::vector<const float*>& ds = rows[layers];  // no longer needed
           for (i64 i = 0; i < count; i++) ds[i] = d + i * width;
-          multiply(ds.data(), count, out, turned.data(), wide_in, nullptr, 0, next.data(), wide_in, wide_in);
+          multiply(ds.data(), count, out, turned.data(), wide_in, false, nullptr, 0, next.data(), wide_in, wide_in);
           const float* h = hidden[l - 1].data();
           for (i64 i = 0; i < count * wide_in; i += 8) store(&next[i], load(h + i) <= 0 ? all(0) : load(&next[i]));
           d = next.data();
@@ -859,21 +853,14 @@ template <class F> ALWAYS void eight_by_eight(i64 size, F f) {
   if (k < size) f(k, size - k);
 }
 
-// blocks of 16 columns, the last filled up with zeros to 16 or 8: [block][k][columns of the block]
+// blocks of columns, the last filled up with zeros to a multiple of 8: [block][k][columns of the block]
 template <class F> static void pack(std::vector<float>& packed, i64 k, i64 columns, F weight) {
   packed.assign(k * filled(columns), 0.0f);
-  for (i64 o = 0; o < columns; o++) {
-    const i64 first = o / 16 * 16, width = std::min<i64>(16, filled(columns) - first);
-    for (i64 i = 0; i < k; i++) packed[first * k + i * width + o - first] = weight(i, o);
+  for (i64 first = 0, size; first < columns; first += size) {
+    size = block_of(filled(columns) - first);
+    for (i64 o = first; o < std::min(first + size, columns); o++)
+      for (i64 i = 0; i < k; i++) packed[first * k + i * size + o - first] = weight(i, o);
   }
-}
-
-static void multiply_packed(const float* const* a, i64 rows, i64 k, const float* packed, const float* start, i64 start_stride,
-                            float* c, i64 c_stride, i64 columns) {
-  i64 o = 0;
-  for (; o + 16 <= columns; o += 16)
-    rows_times_block<2>(a, rows, k, packed + o * k, 16, start ? start + o : nullptr, start_stride, c + o, c_stride);
-  if (o < columns) rows_times_block<1>(a, rows, k, packed + o * k, 8, start ? start + o : nullptr, start_stride, c + o, c_stride);
 }
 
 // x [row][time][features] → gates i, f, g, o [row][time][4 hidden]; h, c, tanh c and the h before each
@@ -904,8 +891,8 @@ extern "C" void lstm(const float* x, const float* w_in, float* gates, const floa
         if (step) std::memcpy(to, h + (first + r) * h_row + previous * h_time, hidden * sizeof(float));
         else std::fill(to, to + hidden, 0.0f);
       }
-      multiply_packed(from_in.data(), rows, features, packed_in.data(), bg, 0, z, time * four, four);
-      if (step) multiply_packed(from.data(), rows, hidden, packed.data(), z, time * four, z, time * four, four);
+      multiply(from_in.data(), rows, features, packed_in.data(), 0, true, bg, 0, z, time * four, four);
+      if (step) multiply(from.data(), rows, hidden, packed.data(), 0, true, z, time * four, z, time * four, four);
       for (i64 r = 0; r < rows; r++) {
         float* zr = z + r * time * four;
         float* hr = h + (first + r) * h_row + t * h_time;
@@ -971,7 +958,7 @@ extern "C" void lstm_back(const float* gates, const float* w, const float* c, co
           for (i64 q = 0; q < 4; q++) __builtin_prefetch(d + ahead * four + q * hidden + k, 1);
         });
       }
-      if (step) multiply_packed(from.data(), rows, four, packed.data(), nullptr, 0, recurrent.data(), wide, wide);
+      if (step) multiply(from.data(), rows, four, packed.data(), 0, true, nullptr, 0, recurrent.data(), wide, wide);
     }
     first = ends[g];
   }
