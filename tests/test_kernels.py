@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -302,6 +303,46 @@ def test_the_cache_is_where_it_belongs(monkeypatch):
     assert compiled.cache_folder() == Path("/there/fedbuff")
     monkeypatch.setenv("FEDBUFF_CACHE", "/here")
     assert compiled.cache_folder() == Path("/here")
+
+
+@needs_compiler
+def test_vectors_of_eight_and_of_sixteen_give_the_same_bits():
+    if platform.machine() != "x86_64":
+        pytest.skip("only x86 has both")
+    narrow = compiled.load(kernels.SOURCE, (*kernels.FLAGS, "-mno-avx512f"), kernels._FUNCTIONS, "")
+    torch.manual_seed(0)
+    for outputs, inputs, size, k, stride, padding, dilation in [
+        (32, 3, 32, 3, 1, 2, 1), (24, 5, 9, 3, 2, 1, 1), (8, 32, 7, 3, 1, 1, 2), (40, 16, 8, 5, 1, 2, 1),
+        (48, 1, 6, 1, 1, 0, 1),
+    ]:  # fmt: skip
+        out = (size + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+        shape = Shape(size, size, inputs, out, out, outputs, k, k, stride, stride, padding, padding, dilation, dilation)
+        x, w, b = torch.randn(7, inputs, size, size), torch.randn(2, outputs, inputs, k, k), torch.randn(2, outputs)
+        x = kernels.channels_last(x)
+        y, other = (kernels.convolve(lib, x, w, b, [(0, 3), (3, 7)], shape) for lib in (COMPILED, narrow))
+        assert torch.equal(y, other)
+        gradients = torch.empty(2, 3, outputs, inputs, k, k)
+        for lib, rows in zip((COMPILED, narrow), gradients, strict=True):
+            into = kernels.Into(rows, kernels.numbers([2, 0, 1]), 0)
+            kernels.convolution_weights(lib, x, y, into, [(0, 1), (1, 5), (5, 7)], shape)
+        assert torch.equal(*gradients)
+    for hidden, features in [(100, 50), (10, 7), (36, 100)]:
+        w = [torch.randn(2, 4 * hidden, n) / 10 for n in (features, hidden)]
+        x, b, groups = torch.randn(9, 5, features), torch.randn(2, 4 * hidden), [(0, 4), (4, 9)]
+        found, other = (kernels.lstm(lib, x, *w, b, groups, False, False) for lib in (COMPILED, narrow))
+        assert all(map(torch.equal, found, other))
+        _, gates, _, c, tanh_c = found
+        dh = torch.randn(9, 5, hidden)
+        back = [
+            kernels.lstm_back(lib, gates, w[1], c, tanh_c, dh, torch.zeros(9, hidden), groups, False)
+            for lib in (COMPILED, narrow)
+        ]
+        assert torch.equal(*back)
+    for k, columns in [(13, 9), (40, 100), (7, 5), (33, 16), (8, 8)]:
+        a, b, products = torch.randn(30, k), torch.randn(30, columns), torch.zeros(2, 2, k, columns)
+        for lib, rows in zip((COMPILED, narrow), products, strict=True):
+            kernels.outer_products(lib, a, b, kernels.Into(rows, kernels.numbers([1, 0]), 1), [(0, 11), (11, 30)])
+        assert torch.equal(*products)
 
 
 def test_other_tensors_are_not_for_the_kernels():

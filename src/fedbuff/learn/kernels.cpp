@@ -260,6 +260,18 @@ struct Norm {
   float eps;
 };
 
+typedef std::uint8_t b8 __attribute__((vector_size(8)));
+
+ALWAYS m8 load_bytes(const std::uint8_t* p) {
+  b8 v;
+  std::memcpy(&v, p, 8);
+  return __builtin_convertvector(v, m8);
+}
+ALWAYS void store_bytes(std::uint8_t* p, m8 v) {
+  const b8 bytes = __builtin_convertvector(v, b8);
+  std::memcpy(p, &bytes, 8);
+}
+
 // per channel: mean and 1/σ of its group
 static void moments(const Norm& n, const float* x, float* mean, float* rstd) {
   const i64 pixels = n.h * n.w, per = n.c / n.groups;
@@ -321,7 +333,7 @@ static void norm_pool_row(const Norm& n, const float* x, const float* gamma, con
         store(pooled + (i * pw + j) * n.c + c, off ? all(0) : best);
         which |= off & 4;  // bit 2: ReLU is off, no gradient
         std::uint8_t* to = where + (i * pw + j) * n.c + c;
-        UNROLL for (int k = 0; k < 8; k++) to[k] = static_cast<std::uint8_t>(which[k]);
+        store_bytes(to, which);
       }
   }
   for (i64 c = 0; c < n.c; c++)  // the outside world wants [c][y][x]
@@ -354,8 +366,7 @@ static void norm_pool_back_row(const Norm& n, const float* x, const float* dy, c
     for (i64 i = 0; i < ph; i++)
       for (i64 j = 0; j < pw; j++) {
         const std::uint8_t* w = where + (i * pw + j) * n.c + c;
-        m8 which;
-        UNROLL for (int k = 0; k < 8; k++) which[k] = w[k];
+        const m8 which = load_bytes(w);
         const float* at = x + (i * K * n.w + j * K) * n.c + c;
         v8 v = load(at);
         UNROLL for (int k = 1; k < K * K; k++) v = (which & 3) == k ? load(at + (k / K * n.w + k % K) * n.c) : v;
@@ -383,8 +394,7 @@ static void norm_pool_back_row(const Norm& n, const float* x, const float* dy, c
     for (i64 i = 0; i < ph; i++)
       for (i64 j = 0; j < pw; j++) {
         const std::uint8_t* w = where + (i * pw + j) * n.c + c;
-        m8 which;
-        UNROLL for (int k = 0; k < 8; k++) which[k] = w[k];
+        const m8 which = load_bytes(w);
         const v8 g = load(dy + (i * pw + j) * n.c + c) * scale;
         const i64 at = (i * K * n.w + j * K) * n.c + c;
         UNROLL for (int k = 0; k < K * K; k++) {
