@@ -272,36 +272,44 @@ ALWAYS void store_bytes(std::uint8_t* p, m8 v) {
   std::memcpy(p, &bytes, 8);
 }
 
+// f(first channel, how many vectors of eight): several at a time, so that pixels are read in the order of memory
+template <class F> ALWAYS void by_channels(i64 channels, F f) {
+  constexpr int V = W / 4;
+  i64 c = 0;
+  for (; c + 8 * V <= channels; c += 8 * V) f(c, std::integral_constant<int, V>{});
+  for (; c < channels; c += 8) f(c, std::integral_constant<int, 1>{});
+}
+
+// per channel: Σ x over pixels, or if SQUARES Σ (x − mean)²
+template <bool SQUARES> static void sum_pixels(const Norm& n, const float* x, const float* mean, float* sums) {
+  const i64 pixels = n.h * n.w;
+  by_channels(n.c, [&](i64 c, auto many) __attribute__((always_inline)) {
+    constexpr int V = many;
+    v8 sum[4][V] = {}, m[V];
+    UNROLL for (int v = 0; v < V; v++) m[v] = SQUARES ? load(mean + c + 8 * v) : all(0);
+    const auto add = [&](v8& to, const float* from, int v) __attribute__((always_inline)) {
+      const v8 d = load(from + 8 * v) - m[v];
+      if constexpr (SQUARES) to += d * d;
+      else to += d;
+    };
+    i64 p = 0;
+    for (; p + 4 <= pixels; p += 4)
+      UNROLL for (int k = 0; k < 4; k++) UNROLL for (int v = 0; v < V; v++) add(sum[k][v], x + (p + k) * n.c + c, v);
+    for (; p < pixels; p++) UNROLL for (int v = 0; v < V; v++) add(sum[0][v], x + p * n.c + c, v);
+    UNROLL for (int v = 0; v < V; v++) store(sums + c + 8 * v, (sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v]));
+  });
+}
+
 // per channel: mean and 1/σ of its group
 static void moments(const Norm& n, const float* x, float* mean, float* rstd) {
   const i64 pixels = n.h * n.w, per = n.c / n.groups;
-  for (i64 c = 0; c < n.c; c += 8) {
-    v8 sum[4] = {all(0), all(0), all(0), all(0)};
-    i64 p = 0;
-    for (; p + 4 <= pixels; p += 4) UNROLL for (int k = 0; k < 4; k++) sum[k] += load(x + (p + k) * n.c + c);
-    for (; p < pixels; p++) sum[0] += load(x + p * n.c + c);
-    store(mean + c, (sum[0] + sum[1]) + (sum[2] + sum[3]));
-  }
+  sum_pixels<false>(n, x, nullptr, mean);
   for (i64 g = 0; g < n.groups; g++) {
     double sum = 0;
     for (i64 k = 0; k < per; k++) sum += mean[g * per + k];
     for (i64 k = 0; k < per; k++) mean[g * per + k] = static_cast<float>(sum / (pixels * per));
   }
-  for (i64 c = 0; c < n.c; c += 8) {
-    v8 sum[4] = {all(0), all(0), all(0), all(0)};
-    const v8 m = load(mean + c);
-    i64 p = 0;
-    for (; p + 4 <= pixels; p += 4)
-      UNROLL for (int k = 0; k < 4; k++) {
-        const v8 d = load(x + (p + k) * n.c + c) - m;
-        sum[k] += d * d;
-      }
-    for (; p < pixels; p++) {
-      const v8 d = load(x + p * n.c + c) - m;
-      sum[0] += d * d;
-    }
-    store(rstd + c, (sum[0] + sum[1]) + (sum[2] + sum[3]));
-  }
+  sum_pixels<true>(n, x, mean, rstd);
   for (i64 g = 0; g < n.groups; g++) {
     double sum = 0;
     for (i64 k = 0; k < per; k++) sum += rstd[g * per + k];
@@ -315,27 +323,34 @@ static void norm_pool_row(const Norm& n, const float* x, const float* gamma, con
                           float* pooled, float* y, std::uint8_t* where) {
   moments(n, x, mean, rstd);
   const i64 ph = n.h / K, pw = n.w / K;
-  for (i64 c = 0; c < n.c; c += 8) {
-    const v8 scale = gamma ? load(rstd + c) * load(gamma + c) : load(rstd + c);
-    const v8 m = load(mean + c), shift = beta ? load(beta + c) : all(0);
+  by_channels(n.c, [&](i64 first, auto many) __attribute__((always_inline)) {
+    constexpr int V = many;
+    v8 scale[V], m[V], shift[V];
+    UNROLL for (int v = 0; v < V; v++) {
+      const i64 c = first + 8 * v;
+      scale[v] = gamma ? load(rstd + c) * load(gamma + c) : load(rstd + c);
+      m[v] = load(mean + c), shift[v] = beta ? load(beta + c) : all(0);
+    }
     for (i64 i = 0; i < ph; i++)
       for (i64 j = 0; j < pw; j++) {
-        const float* at = x + (i * K * n.w + j * K) * n.c + c;
-        v8 best = (load(at) - m) * scale + shift;
-        m8 which = {};
-        UNROLL for (int k = 1; k < K * K; k++) {
-          const v8 v = (load(at + (k / K * n.w + k % K) * n.c) - m) * scale + shift;
-          const m8 better = (v > best) | (v != v);
-          best = better ? v : best;
-          which = better ? m8{} + k : which;
+        UNROLL for (int v = 0; v < V; v++) {
+          const i64 c = first + 8 * v;
+          const float* at = x + (i * K * n.w + j * K) * n.c + c;
+          v8 best = (load(at) - m[v]) * scale[v] + shift[v];
+          m8 which = {};
+          UNROLL for (int k = 1; k < K * K; k++) {
+            const v8 value = (load(at + (k / K * n.w + k % K) * n.c) - m[v]) * scale[v] + shift[v];
+            const m8 better = (value > best) | (value != value);
+            best = better ? value : best;
+            which = better ? m8{} + k : which;
+          }
+          const m8 off = best <= 0;
+          store(pooled + (i * pw + j) * n.c + c, off ? all(0) : best);
+          which |= off & 4;  // bit 2: ReLU is off, no gradient
+          store_bytes(where + (i * pw + j) * n.c + c, which);
         }
-        const m8 off = best <= 0;
-        store(pooled + (i * pw + j) * n.c + c, off ? all(0) : best);
-        which |= off & 4;  // bit 2: ReLU is off, no gradient
-        std::uint8_t* to = where + (i * pw + j) * n.c + c;
-        store_bytes(to, which);
       }
-  }
+  });
   for (i64 c = 0; c < n.c; c++)  // the outside world wants [c][y][x]
     for (i64 p = 0; p < ph * pw; p++) y[c * ph * pw + p] = pooled[p * n.c + c];
 }
@@ -360,23 +375,25 @@ static void norm_pool_back_row(const Norm& n, const float* x, const float* dy, c
                                float* a, float* b) {
   const i64 ph = n.h / K, pw = n.w / K, per = n.c / n.groups;
   const float size = static_cast<float>(n.h * n.w * per);
-  for (i64 c = 0; c < n.c; c += 8) {  // Σ dy and Σ dy x̂ per channel, over the pixels that won their window
-    v8 sum = all(0), product = all(0);
-    const v8 m = load(mean + c), r = load(rstd + c);
+  by_channels(n.c, [&](i64 first, auto many) __attribute__((always_inline)) {  // Σ dy and Σ dy x̂, over the pixels that won
+    constexpr int V = many;
+    v8 sum[V] = {}, product[V] = {}, m[V], r[V];
+    UNROLL for (int v = 0; v < V; v++) m[v] = load(mean + first + 8 * v), r[v] = load(rstd + first + 8 * v);
     for (i64 i = 0; i < ph; i++)
       for (i64 j = 0; j < pw; j++) {
-        const std::uint8_t* w = where + (i * pw + j) * n.c + c;
-        const m8 which = load_bytes(w);
-        const float* at = x + (i * K * n.w + j * K) * n.c + c;
-        v8 v = load(at);
-        UNROLL for (int k = 1; k < K * K; k++) v = (which & 3) == k ? load(at + (k / K * n.w + k % K) * n.c) : v;
-        const v8 g = which >= 4 ? all(0) : load(dy + (i * pw + j) * n.c + c);
-        sum += g;
-        product += g * ((v - m) * r);
+        UNROLL for (int v = 0; v < V; v++) {
+          const i64 c = first + 8 * v;
+          const m8 which = load_bytes(where + (i * pw + j) * n.c + c);
+          const float* at = x + (i * K * n.w + j * K) * n.c + c;
+          v8 won = load(at);
+          UNROLL for (int k = 1; k < K * K; k++) won = (which & 3) == k ? load(at + (k / K * n.w + k % K) * n.c) : won;
+          const v8 g = which >= 4 ? all(0) : load(dy + (i * pw + j) * n.c + c);
+          sum[v] += g;
+          product[v] += g * ((won - m[v]) * r[v]);
+        }
       }
-    store(dbeta + c, sum);
-    store(dgamma + c, product);
-  }
+    UNROLL for (int v = 0; v < V; v++) store(dbeta + first + 8 * v, sum[v]), store(dgamma + first + 8 * v, product[v]);
+  });
   for (i64 g = 0; g < n.groups; g++) {  // dx = r (γ dy − mean(γ dy) − x̂ mean(γ dy x̂)), means over the group
     double sum = 0, product = 0;
     for (i64 c = g * per; c < (g + 1) * per; c++) {
@@ -388,31 +405,38 @@ static void norm_pool_back_row(const Norm& n, const float* x, const float* dy, c
       a[c] = static_cast<float>(rstd[c] * sum / size) - b[c] * mean[c];
     }
   }
-  for (i64 c = 0; c < n.c; c += 8) {
-    const v8 av = load(a + c), bv = load(b + c), scale = gamma ? load(rstd + c) * load(gamma + c) : load(rstd + c);
-    v8 total = all(0);
+  by_channels(n.c, [&](i64 first, auto many) __attribute__((always_inline)) {
+    constexpr int V = many;
+    v8 av[V], bv[V], scale[V], total[V] = {};
+    UNROLL for (int v = 0; v < V; v++) {
+      const i64 c = first + 8 * v;
+      av[v] = load(a + c), bv[v] = load(b + c), scale[v] = gamma ? load(rstd + c) * load(gamma + c) : load(rstd + c);
+    }
     for (i64 i = 0; i < ph; i++)
       for (i64 j = 0; j < pw; j++) {
-        const std::uint8_t* w = where + (i * pw + j) * n.c + c;
-        const m8 which = load_bytes(w);
-        const v8 g = load(dy + (i * pw + j) * n.c + c) * scale;
-        const i64 at = (i * K * n.w + j * K) * n.c + c;
-        UNROLL for (int k = 0; k < K * K; k++) {
-          const i64 pixel = at + (k / K * n.w + k % K) * n.c;
-          const v8 d = (which == k ? g : all(0)) - av - bv * load(x + pixel);
-          total += d;
-          store(dx + pixel, d);
+        UNROLL for (int v = 0; v < V; v++) {
+          const i64 c = first + 8 * v;
+          const m8 which = load_bytes(where + (i * pw + j) * n.c + c);
+          const v8 g = load(dy + (i * pw + j) * n.c + c) * scale[v];
+          const i64 at = (i * K * n.w + j * K) * n.c + c;
+          UNROLL for (int k = 0; k < K * K; k++) {
+            const i64 pixel = at + (k / K * n.w + k % K) * n.c;
+            const v8 d = (which == k ? g : all(0)) - av[v] - bv[v] * load(x + pixel);
+            total[v] += d;
+            store(dx + pixel, d);
+          }
         }
       }
     for (i64 i = 0; i < n.h; i++)  // what the pool leaves out at the right and at the bottom
-      for (i64 j = i < ph * K ? pw * K : 0; j < n.w; j++) {
-        const i64 pixel = (i * n.w + j) * n.c + c;
-        const v8 d = -av - bv * load(x + pixel);
-        total += d;
-        store(dx + pixel, d);
-      }
-    store(dsum + c, total);
-  }
+      for (i64 j = i < ph * K ? pw * K : 0; j < n.w; j++)
+        UNROLL for (int v = 0; v < V; v++) {
+          const i64 pixel = (i * n.w + j) * n.c + first + 8 * v;
+          const v8 d = -av[v] - bv[v] * load(x + pixel);
+          total[v] += d;
+          store(dx + pixel, d);
+        }
+    UNROLL for (int v = 0; v < V; v++) store(dsum + first + 8 * v, total[v]);
+  });
 }
 
 // dy [row][y/K][x/K][c]; dx like x; dgamma, dbeta and dsum = Σ dx over pixels, each [row][c]
