@@ -17,13 +17,14 @@ def console() -> "Console":
 def print_table(
     header: Sequence[str], body: Sequence[Sequence[str]], title: str | None = None, caption: str | None = None
 ) -> None:
-    """Print a table; a column with a number in it, after the first, is set to the right."""
+    """Print a table; a column after the first is set to the right if most of it are numbers."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for i, name in enumerate(header):
-        number = i > 0 and any(line[i][:1].isdigit() for line in body)
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        filled = [line[i] for line in body if line[i] not in ("", "–")]
+        numbers = sum(cell.lstrip("> −-")[:1].isdigit() for cell in filled)
+        table.add_column(name, justify="right" if i > 0 and 2 * numbers >= len(filled) else "left", overflow="fold")
     for line in body:
         table.add_row(*line)
     console().print(table)
