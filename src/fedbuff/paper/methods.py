@@ -77,13 +77,18 @@ def tables(
 ) -> Table:
     """The settings of one cell but its seed: `method` on `dataset` with tuned values from the folder `tuned`.
 
+    Clients of the asynchronous methods arrive at a constant rate, as in the paper.
     `scale` multiplies the server learning rate, `client_scale` the client's. `weighting` is "lr-norm", "examples" or "uniform".
     """
     method = same_as(dataset, method)
     found = rates(dataset, tuned, method, buffer_size or K)
-    arguments: dict[str, Any] = {"concurrency": concurrency or dataset.concurrency, "lr": found.server * scale}
+    in_flight = concurrency or dataset.concurrency
+    arguments: dict[str, Any] = {"concurrency": in_flight, "lr": found.server * scale}
+    server: Table = {"weight_by": "examples"} if weighting == "examples" else {}
     if method in ASYNCHRONOUS:
         arguments["a"] = a
+        # `refill` would start as many trips on the untrained model, whose updates are one large step in the same direction
+        server["start"] = {"arrivals": {"concurrency": in_flight}}
     if method == "fedbuff":
         arguments["buffer_size"] = buffer_size or K
     if method not in ASYNCHRONOUS and over_selection:
@@ -97,8 +102,8 @@ def tables(
         "timing": timing or {"half_normal": {"scale": 1.0}},
         "until": {"accuracy": dataset.target, "trips": dataset.trips},
     }
-    if weighting == "examples":
-        made["server"] = {"weight_by": "examples"}
+    if server:
+        made["server"] = server
     if dataset.evaluate_every is not None:
         made["evaluate_every"] = dataset.evaluate_every
     return made
