@@ -18,7 +18,7 @@ from scipy import integrate, stats
 
 import fedbuff as fb
 from conftest import command
-from fedbuff.core.starting import cohort, refill
+from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.paper import (
     cells,
     experiments,
@@ -174,6 +174,12 @@ def test_a_cell_is_run_once(tmp_path):
     assert len(said) == 1
     assert not (tmp_path / "runs").exists()
     assert len(list((tmp_path / "cells").iterdir())) == 1
+
+
+def test_clients_of_asynchronous_methods_arrive_as_in_the_paper(tmp_path):
+    starts = {m: from_tables({**ask(tmp_path).tables(m, concurrency=50), "seed": 0}).server.start for m in methods.TITLES}
+    assert starts["fedbuff"] == starts["fedasync"] == arrivals(concurrency=50)
+    assert starts["fedavgm"] == starts["fedavg"] == starts["fedprox"] == cohort(50)
 
 
 def test_other_settings_and_seeds_are_other_cells(tmp_path):
