@@ -321,18 +321,18 @@ def test_data_that_is_not_the_papers_is_said_to_be_so():
 
 def test_a_killed_table_goes_on_where_it_stopped(fedbuff, tmp_path):
     """SIGKILL as soon as the first cell is there, and a little later, in the middle of a run."""
-    how = ["paper", "table-k", "--quick", "--seeds", "0", "--workers", "1", "--quiet"]
+    how = ["paper", "table-k", "--quick", "--seeds", "0,1", "--workers", "1", "--quiet"]
     fedbuff(*how, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
     process = subprocess.Popen(command([*how, "--out", killed]), cwd=tmp_path, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(killed.glob("cells/*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.3)
+    time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = {path.name: path.stat().st_mtime_ns for path in killed.glob("cells/*.json")}
-    assert 0 < len(before) < 3
+    assert 0 < len(before) < 6
     done = fedbuff(*how, "--out", killed)
     assert "K = 10" in done.stdout
     for path in killed.glob("cells/*.json"):

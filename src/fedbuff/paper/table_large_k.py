@@ -65,10 +65,11 @@ def result(ask: Ask, found: Cells) -> Result:
         ),
     ]
     waited, half = ratio(time["fedavgm"], time["fedbuff"]), ratio(time["over-selection"], time["fedbuff"])
+    in_order, facts = False, "not every seed of FedBuff got there"
     if waited is not None and half is not None:
         facts = f"{waited.text(2)} and {half.text(2)} times FedBuff's"
         in_order = waited.mean > half.mean > 1.0 or waited.bound or half.bound
-        checks.append(Check("to the target, FedBuff is fastest, then over-selection, then FedAvgM", in_order, facts))
+    checks.append(Check("to the target, FedBuff is fastest, then over-selection, then FedAvgM", in_order, facts))
     return Result(pairs, f"mean durations of a trip, M = {m:,}", checks)
 
 
