@@ -36,6 +36,23 @@ def test_bench_prints_ratios_and_keeps_them(fedbuff, tmp_path):
     assert json.loads(kept.read_text()) == result
 
 
+def test_a_run_is_measured_with_as_many_trips_in_flight_and_clients_as_asked_for(monkeypatch):
+    seen, under_way = [], measure.under_way
+
+    def watched(workload, task, workers, watch, **how):
+        def also(status):
+            seen.append((status.trips, status.in_flight, len(task.clients)))
+            watch(status)
+
+        under_way(workload, task, workers, also, **how)
+
+    monkeypatch.setattr(measure, "under_way", watched)
+    workload = WORKLOADS["logistic"]
+    assert measure.at(workload, workload.task(), 500, concurrency=2500, clients=30_000) > 0
+    assert {(active, clients) for _, active, clients in seen} == {(2500, 30_000)}
+    assert seen[-1][0] >= 2 * 2500 + 500, "it began before all trips had turned over"
+
+
 def test_layers_take_turns_and_what_costs_time_shows(monkeypatch):
     monkeypatch.setattr(measure, "ROUNDS", 5)
     task, went, under_way = WORKLOADS["logistic"].task(), [], measure.under_way

@@ -23,6 +23,7 @@ from fedbuff.version import __version__
 SPEED = ("cifar", "sent140", "celeba", "logistic")
 # of trips per second, at most; nothing is promised of masking a million weights
 COSTS = {"cifar-again": {"tree": 0.10, "blt": 0.10, "enclave": 0.05}, "million": {"tree": 0.10, "blt": 0.10}}
+MANY = 1_000_000  # clients
 GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
 
 
@@ -46,6 +47,7 @@ def bench(
         result["layers"] = layers(share, say)
     if "engine" in workloads:
         result["engine"] = engine(repeats, say)
+        result["flat"] = flat(repeats, share, say)
     return result
 
 
@@ -128,6 +130,17 @@ def engine(repeats: int, say: Callable[[str], None]) -> list[dict[str, float]]:
     return [{**row, "microseconds_per_trip": median(times)} for row, times in zip(rows, found, strict=True)]
 
 
+def flat(repeats: int, share: float, say: Callable[[str], None]) -> list[dict[str, float]]:
+    """The whole time per trip, training included, of the workload whose trips are shortest, at several concurrencies."""
+    found: dict[int, list[float]] = {concurrency: [] for concurrency in (100, 1_000, 10_000, 100_000)}
+    for _ in range(repeats):
+        for concurrency, times in found.items():
+            times.append(1e6 / measure("logistic", f"at-{concurrency}-{MANY}", share)["trips_per_second"])
+    for concurrency, times in found.items():
+        say(f"logistic at concurrency {concurrency:,} of {MANY:,} clients: {median(times):.1f} µs per trip")
+    return [{"concurrency": m, "clients": MANY, "microseconds_per_trip": median(times)} for m, times in found.items()]
+
+
 def machine() -> dict[str, Any]:
     """What was measured, and on what."""
     import numpy as np
@@ -188,6 +201,9 @@ def tables(result: dict[str, Any]) -> str:
         for row in result["engine"]:
             cells = [f"{row[key]:,}" for key in ("concurrency", "clients", "weights")]
             lines += [f"| {' | '.join(cells)} | {row['microseconds_per_trip']:.1f} |"]
+    if "flat" in result:
+        lines += ["", "| concurrency | clients | logistic regression, µs per trip |", "|---:|---:|---:|"]
+        lines += [f"| {r['concurrency']:,} | {r['clients']:,} | {r['microseconds_per_trip']:.1f} |" for r in result["flat"]]
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,9 @@
 """One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
 
 Ways: `ours` with N worker processes; `loop`, a hand-written loop over clients on one thread; `central`, training on the
-same examples without clients, two threads (the usual "limit"); `ray`; and `turns`, ours on one worker with and without
-each of its layers (differential privacy, secure aggregation), a few hundred trips of each in turn. All with the tuned
-allocator.
+same examples without clients, two threads (the usual "limit"); `ray`; `at`-CONCURRENCY-CLIENTS, ours on one worker with so
+many trips in flight and so many clients; and `turns`, ours on one worker with and without each of its layers (differential
+privacy, secure aggregation), a few hundred trips of each in turn. All with the tuned allocator.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -46,9 +47,11 @@ class _EnoughError(Exception):
     """The measurement is over, though the run is not."""
 
 
-def under_way(workload: Workload, task: Task, workers: int, watch: Callable[[Status], None], **how: Any) -> None:
+def under_way(
+    workload: Workload, task: Task, workers: int, watch: Callable[[Status], None], concurrency: int = CONCURRENCY, **how: Any
+) -> None:
     """An asynchronous run that is meant to go on, until `watch` has seen enough of it."""
-    server = Server(start=refill(CONCURRENCY), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
+    server = Server(start=refill(concurrency), buffer_size=BUFFER_SIZE, optimizer=sgd(1.0))
     never = 1 << 40
     try:
         simulate(
@@ -85,6 +88,14 @@ def ours(workload: Workload, task: Task, count: int, workers: int, **how: Any) -
 
     under_way(workload, task, workers, watch, **how)
     return rate
+
+
+def at(workload: Workload, task: Task, count: int, concurrency: int, clients: int) -> float:
+    """Trips per second of one worker with so many trips in flight; clients beyond the task's hold the examples of others."""
+    some = list(task.clients)
+    many = replace(task, clients=(some * -(-clients // len(some)))[:clients])
+    later = replace(workload, after=max(workload.after, 2 * concurrency))
+    return ours(later, many, count, 1, concurrency=concurrency)
 
 
 def turns(workload: Workload, task: Task, count: int, ways: dict[str, dict[str, Any]]) -> dict[str, list[list[float]]]:
@@ -199,6 +210,9 @@ def main(name: str, way: str, share: str) -> None:
         result["trips_per_second"] = loop(workload, task, max(10, few))
     elif way == "central":
         result["trips_per_second"] = central(workload, task, max(10, few))
+    elif way.startswith("at-"):
+        concurrency, clients = map(int, way.split("-")[1:])
+        result["trips_per_second"] = at(workload, task, count, concurrency, clients)
     else:
         engine, workers = way.split("-")
         how = {"engine": "ray"} if engine == "ray" else with_layer(engine)
