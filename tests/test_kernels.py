@@ -254,7 +254,7 @@ def fake_compiler(folder: Path, says: str = "1.0", fails: bool = False) -> Path:
 def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeypatch, capsys):
     compiler = fake_compiler(tmp_path)
     first = built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache")
-    assert "compiling kernels.cpp" in capsys.readouterr().err
+    assert "compiling kernels for" in capsys.readouterr().err
     assert built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache") == first
     assert capsys.readouterr().err == ""
     fake_compiler(tmp_path, says="2.0")
@@ -263,6 +263,17 @@ def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeyp
     assert len({built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache"), first}) == 2
     assert (tmp_path / "c++.log").read_text().split() == ["called"] * 3
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".so"}  # nothing half done is left
+
+
+def test_a_folder_is_compiled_anew_when_one_of_its_files_changes(tmp_path):
+    compiler, source = fake_compiler(tmp_path), tmp_path / "source"
+    source.mkdir()
+    (source / "a.cpp").write_text('#include "b.h"')
+    (source / "b.h").write_text("int b = 1;")
+    first = built(source, (), str(compiler), tmp_path / "cache")
+    assert built(source, (), str(compiler), tmp_path / "cache") == first
+    (source / "b.h").write_text("int b = 2;")
+    assert built(source, (), str(compiler), tmp_path / "cache") != first
 
 
 def test_processes_may_race(tmp_path):
@@ -289,7 +300,7 @@ def test_no_compiler_or_a_broken_one_is_said_once(tmp_path, monkeypatch, capsys,
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, fails=True)))
     monkeypatch.setenv("FEDBUFF_CACHE", str(tmp_path / "cache"))
     assert kernels.library() is None
-    assert "could not compile kernels.cpp, training goes through torch: broken" in capsys.readouterr().err
+    assert "could not compile kernels, training goes through torch: broken" in capsys.readouterr().err
 
 
 def test_kernels_can_be_switched_off(monkeypatch, anew):

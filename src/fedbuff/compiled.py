@@ -19,7 +19,7 @@ _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "d": 
 
 
 def load(source: Path, flags: Sequence[str], functions: Mapping[str, str], otherwise: str) -> ctypes.CDLL | None:
-    """The compiled source, or None, having said on stderr why, and what happens `otherwise`.
+    """The compiled source, a file or a folder of files, or None, having said on stderr why, and what happens `otherwise`.
 
     `functions` are its functions: the kinds of the arguments, p(ointer), i(nteger), u(nsigned) or d(ouble), and after an arrow
     that of the result, if any: "pii->i".
@@ -61,7 +61,9 @@ def cache_folder() -> Path:
 def built(source: Path, flags: Sequence[str], compiler: str, folder: Path) -> Path:
     """The shared library in the cache, compiled if it is not there yet."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    identity = [source.read_text(), " ".join(flags), compiler, version, platform.machine(), processor_flags()]
+    files = sorted([*source.glob("*.cpp"), *source.glob("*.h")]) if source.is_dir() else [source]
+    text = [file.read_text(encoding="utf-8") for file in files]
+    identity = [text, " ".join(flags), compiler, version, platform.machine(), processor_flags()]
     path = folder / f"{source.stem}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
     if path.exists():
         return path
@@ -69,7 +71,8 @@ def built(source: Path, flags: Sequence[str], compiler: str, folder: Path) -> Pa
     print(f"fedbuff: compiling {source.name} for this machine, once, into {folder} …", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / path.name
-        command = [compiler, *flags, "-shared", "-fPIC", str(source), "-o", str(made)]
+        units = [str(file) for file in files if file.suffix == ".cpp"]
+        command = [compiler, *flags, "-shared", "-fPIC", *units, "-o", str(made)]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         made.replace(path)  # atomic: others see the whole file or none
     return path

@@ -1,7 +1,7 @@
 """Whole trips of small networks in one call: logistic regression and perceptrons, where a step takes microseconds.
 
 All trips of a chunk are described by a few arrays (where a client's examples lie, how many, which weights it starts
-from), and one function of kernels.cpp trains them from there, shuffling included. Models are Linear layers with ReLU
+from), and one function of kernels/small.cpp trains them from there, shuffling included. Models are Linear layers with ReLU
 between them, with cross entropy as the loss; everything else is for `batched.py`.
 """
 

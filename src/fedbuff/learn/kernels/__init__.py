@@ -1,4 +1,6 @@
-"""The functions of kernels.cpp, called with tensors.
+"""What torch does slowly for rows of many clients, in C++: float32, one thread. Here it is called, with tensors.
+
+Every function has a twin in plain torch that the tests compare it with.
 
 Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers go through torch: slower, and equal up
 to rounding.
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from fedbuff.compiled import load
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).parent
 # nothing here may assume finite numbers: a diverged client must be seen to
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno")
 
