@@ -28,7 +28,7 @@ from fedbuff.core import check
 from fedbuff.core.optimizers import adam, delay_adaptive, momentum, sgd
 from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.staleness import constant, cutoff, hinge, polynomial
-from fedbuff.core.starting import arrivals, cohort, refill
+from fedbuff.core.starting import arrivals, cohort, is_sampled, refill
 from fedbuff.deploy.settings import Deployment
 from fedbuff.learn import tasks
 from fedbuff.learn.client import LocalSGD
@@ -113,7 +113,7 @@ class Settings:
         check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
         if self.secure_aggregation is not None:
             agree(self.secure_aggregation, self.server, self.privacy)
-        if self.deploy is not None and isinstance(self.server.start, cohort) and self.server.start.poisson:
+        if self.deploy is not None and is_sampled(self.server.start):
             raise ValueError("poisson=True: over a network who is not there can't be in a cohort, so it is no Poisson sample")
         sampled_by_all(self.server, self.privacy, self.availability)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedbuff.core import check
 from fedbuff.core.random import Stream
-from fedbuff.core.starting import StartingRule, cohort
+from fedbuff.core.starting import StartingRule, is_sampled
 
 _TRIES = 64  # draws before the free clients are listed one by one
 _MANY = 100_000  # so many clients are not asked one by one whether they are available
@@ -69,7 +69,7 @@ class Schedule:
             raise ValueError(
                 f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
             )
-        self.sampled = isinstance(start, cohort) and start.poisson
+        self.sampled = is_sampled(start)
         if self.sampled and buffer_size != start.most():
             raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
         self.start, self.buffer_size, self.clients, self.available = start, buffer_size, clients, available

@@ -36,7 +36,7 @@ from fedbuff.core.optimizers import Optimizer, sgd
 from fedbuff.core.protection import Protection
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial
-from fedbuff.core.starting import StartingRule, cohort
+from fedbuff.core.starting import StartingRule, is_sampled
 from fedbuff.core.versions import Vector, Versions
 
 _UNBOUND = "this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()"
@@ -82,7 +82,7 @@ class Server:
         check.one_of(("uniform", "examples"), weight_by=weight_by)
         if max_staleness is not None:
             check.integer(0, max_staleness=max_staleness)
-        if weight_by == "examples" and isinstance(start, cohort) and start.poisson:
+        if weight_by == "examples" and is_sampled(start):
             raise ValueError(
                 "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"
             )

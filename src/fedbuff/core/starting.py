@@ -126,3 +126,8 @@ class cohort:
 
 
 Start = refill | arrivals | cohort
+
+
+def is_sampled(start: StartingRule) -> bool:
+    """Whether cohorts are Poisson samples of all clients."""
+    return isinstance(start, cohort) and start.poisson

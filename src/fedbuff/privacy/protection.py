@@ -9,7 +9,7 @@ every server step has its noise, drawn once.
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedbuff.core.starting import cohort
+from fedbuff.core.starting import is_sampled
 from fedbuff.core.versions import Vector
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.privacy.noise import Noise
@@ -70,7 +70,7 @@ def check(plan: Plan, server: "Server") -> None:
         mixing=server.mixing,
         buffer_size=server.buffer_size,
         max_staleness=server.max_staleness,
-        poisson=plan.sampling_rate is not None and isinstance(server.start, cohort) and server.start.poisson,
+        poisson=plan.sampling_rate is not None and is_sampled(server.start),
     )
 
 

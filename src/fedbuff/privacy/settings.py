@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedbuff.core import check
-from fedbuff.core.starting import cohort
+from fedbuff.core.starting import is_sampled
 from fedbuff.privacy import protection
 from fedbuff.privacy.plan import Mechanism, Plan, plan
 
@@ -57,7 +57,7 @@ class Privacy:
         horizon = self.horizon or min(limits, default=0)
         if not horizon:
             raise ValueError("privacy.horizon: missing; give it, or limit the run by server_steps or trips")
-        poisson = isinstance(server.start, cohort) and server.start.poisson
+        poisson = is_sampled(server.start)
         if poisson and self.max_participations is None and self.mechanism != "gaussian":
             raise ValueError(
                 f"mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for independent noise "

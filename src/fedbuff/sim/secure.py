@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedbuff.core import check
 from fedbuff.core.random import unit
 from fedbuff.core.staleness import Weigh
-from fedbuff.core.starting import cohort
+from fedbuff.core.starting import is_sampled
 
 if TYPE_CHECKING:
     from fedbuff.core.server import Server
@@ -95,7 +95,7 @@ class SecureAggregation:
         if server.mixing or server.weight_by != "uniform":
             what = "mixing=True" if server.mixing else f"weight_by={server.weight_by!r}"
             raise ValueError(f"{what}: a masked update can only be weighed by its staleness; leave it out")
-        if isinstance(server.start, cohort) and server.start.poisson:
+        if is_sampled(server.start):
             raise ValueError("poisson=True: a secure buffer is released at exactly K updates, a Poisson cohort has any number")
         if server.buffer_size < 2:
             raise ValueError(f"buffer_size={server.buffer_size}: the sum of one update hides nothing; expected at least 2")

@@ -16,7 +16,7 @@ from fedbuff.core import check
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.random import Draw, seed_for
 from fedbuff.core.server import SETTINGS, Server
-from fedbuff.core.starting import cohort
+from fedbuff.core.starting import is_sampled
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.task import Task
@@ -152,7 +152,7 @@ def simulate(
             evaluate_share=evaluate_share,
             target=None if target == until.accuracy else target,
         )
-        sampled = isinstance(server.start, cohort) and server.start.poisson
+        sampled = is_sampled(server.start)
         divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
         aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
@@ -222,7 +222,7 @@ def agree(secure: SecureAggregation, server: Server, privacy: Privacy | None) ->
 
 def sampled_by_all(server: Server, privacy: Privacy | None, availability: windows | None) -> None:
     """Refuse amplification by sampling where only some clients can be drawn: those are drawn more often than accounted for."""
-    poisson = isinstance(server.start, cohort) and server.start.poisson
+    poisson = is_sampled(server.start)
     if privacy is not None and poisson and availability is not None and availability.share < 1:
         raise ValueError(
             f"poisson=True, availability.open={availability.open:g} of {availability.period:g}: who is not there can't be in a "
