@@ -15,10 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedbuff import privacy_command, settings, toml
+from fedbuff import privacy_command, settings, toml, tune_command
+from fedbuff.arguments import changed, changes, data
+from fedbuff.bench import command as bench_command
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
 from fedbuff.deploy import doctor, replay
+from fedbuff.paper import command as paper_command
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
 from fedbuff.report.files import FolderError, write_json, write_text
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     if args.settings is None and not (args.resume and args.out):
         raise SettingsError("give a SETTINGS.toml, or --resume with --out DIR to go on with a run")
     file = args.settings or args.out / "settings.toml"
-    experiment = _checked(file, _changed(settings.read(file), args))
+    experiment = _checked(file, changed(settings.read(file), args))
     out = args.out or Path("runs") / f"{file.stem}-seed{experiment.seed}"
     finished = _run_one(experiment, out, args)
     print(json.dumps(finished.summary, indent=2) if args.json else finished)
@@ -69,7 +72,7 @@ def compare(args: argparse.Namespace) -> None:
     out = args.out or Path("runs") / args.settings[0].stem
     seeds = _seeds(args)
     experiments = [
-        (name, seed, _checked(f"{args.settings[0]}: {name}", _changed({**table, "seed": seed}, args)))
+        (name, seed, _checked(f"{args.settings[0]}: {name}", changed({**table, "seed": seed}, args)))
         for name, table in tables.items()
         for seed in seeds
     ]
@@ -104,9 +107,7 @@ def timeline(args: argparse.Namespace) -> None:
     if args.trace is not None:
         tables = {**tables, "timing": {"trace": {"path": str(args.trace)}}}
     began = time.perf_counter()
-    made = make_timeline(
-        **settings.timeline_arguments(_changed(tables, args), args.clients, args.concurrency), trips=args.trips
-    )
+    made = make_timeline(**settings.timeline_arguments(changed(tables, args), args.clients, args.concurrency), trips=args.trips)
     s = made.summary() | {"wall_seconds": time.perf_counter() - began}
     if args.out is not None:
         write_trips(args.out, {name: getattr(made, name) for name in made.__dataclass_fields__})
@@ -136,89 +137,6 @@ def show(args: argparse.Namespace) -> None:
     print(toml.dumps(dict(shown.settings)), end="")
 
 
-def tune(args: argparse.Namespace) -> None:
-    from fedbuff.tune import tune as run_study
-
-    _positive(args, "trials", "workers")
-    tables = _changed(settings.read(args.settings), args)
-    out = args.out or Path("runs") / f"tune-{args.settings.stem}"
-    study = run_study(
-        tables,
-        out,
-        trials=args.trials,
-        ranges=args.ranges,
-        workers=args.workers or 1,
-        seed=100 if args.seed is None else args.seed,
-        say=_say(args),
-    )
-    if args.json:
-        print(json.dumps(study, indent=2))
-        return
-    _print_study(study)
-    print(f"settings: {out / 'best.toml'}" if study["best"] else f"study: {out}")
-
-
-def paper(args: argparse.Namespace) -> None:
-    from fedbuff.paper import experiments, report
-    from fedbuff.paper.datasets import DATASETS
-
-    _positive(args, "workers", "trials", "trips", "buffer-size")
-    if args.dataset is not None and args.dataset not in DATASETS:
-        raise SettingsError(f"--dataset {args.dataset}: unknown; {toml.suggest(args.dataset, DATASETS)}")
-    seeds = experiments.seeds_of(args.seeds)
-    quiet = args.quiet or args.json
-    request = experiments.Request(args.out, args.dataset, seeds, args.quick, args.workers, quiet, args.so_far)
-    if args.name == "list":
-        _paper_list(experiments.status(request), experiments.estimate, args)
-        return
-    if args.name == "tune":
-        _paper_tune(args)
-        return
-    results = []
-    if args.name == "all":
-        results = experiments.all_of(request, _say(args))
-    elif args.name != "report":
-        experiment = experiments.find(args.name)
-        if args.dataset is not None and not experiment.datasets:
-            raise SettingsError(f"--dataset {args.dataset}: {args.name} needs no data; leave it out")
-        results = experiments.run(experiment, request, _say(args))
-    if args.json:
-        print(json.dumps(results, indent=2))
-    else:
-        for kept in results:
-            _print_result(kept)
-    if args.name in ("all", "report"):
-        text, missing = report.report(args.out, args.page)
-        args.page.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.page, text)
-        unexplained = f"; unexplained: {', '.join(missing)} (sentences go into {args.out / report.WHY})" if missing else ""
-        print(f"report: {args.page}{unexplained}", file=sys.stderr if args.json else sys.stdout)
-
-
-def _paper_tune(args: argparse.Namespace) -> None:
-    from fedbuff.paper.datasets import DATASETS
-    from fedbuff.paper.tuning import tune_method
-
-    if args.dataset is None or args.method is None:
-        raise SettingsError("paper tune: give --dataset and --method, e.g. --dataset cifar10 --method fedavgm")
-    path, study = tune_method(
-        DATASETS[args.dataset],
-        args.method,
-        args.out,
-        buffer_size=args.buffer_size,
-        trials=args.trials,
-        trips=args.trips,
-        ranges=args.ranges,
-        workers=args.workers or 1,
-        say=_say(args),
-    )
-    if args.json:
-        print(json.dumps(study, indent=2))
-        return
-    _print_study(study)
-    print(f"settings: {path}")
-
-
 def report(args: argparse.Namespace) -> None:
     from fedbuff.report.html import report as make_report
 
@@ -226,24 +144,6 @@ def report(args: argparse.Namespace) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(args.out, text)
     print(f"{args.out} ({len(text.encode()) / 1e6:.2f} MB): open it in a browser")
-
-
-def bench(args: argparse.Namespace) -> None:
-    from fedbuff.bench.bench import SPEED, file_name, tables
-    from fedbuff.bench.bench import bench as run_bench
-    from fedbuff.sim.workers import cores
-
-    parts = (*SPEED, "large", "layers", "engine")
-    chosen = args.only.split(",") if args.only else parts
-    for name in chosen:
-        if name not in parts:
-            raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")
-    _positive(args, "repeats", "share", "workers")
-    result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), args.ray, _say(args))
-    print(json.dumps(result, indent=2) if args.json else tables(result), end="")
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / file_name(result), result)
-    print(f"kept in {args.out / file_name(result)}", file=sys.stderr)
 
 
 def presets(args: argparse.Namespace) -> None:
@@ -278,17 +178,6 @@ def _run_one(experiment: Settings, out: Path, args: argparse.Namespace, resume: 
             engine=args.engine,
             address=args.address,
         )
-
-
-def _positive(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if (value := getattr(args, name.replace("-", "_"))) is not None and value <= 0:
-            raise SettingsError(f"--{name} {value}: expected more than 0")
-
-
-def _say(args: argparse.Namespace) -> Callable[[str], None]:
-    """Where progress in lines goes: to stderr, or nowhere."""
-    return (lambda line: None) if args.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _set_data(args: argparse.Namespace) -> None:
@@ -337,13 +226,6 @@ def _checked(where: object, tables: Table) -> Settings:
         return from_tables(tables)
     except SettingsError as e:
         raise SettingsError(f"{where}: {e}") from e
-
-
-def _changed(tables: Table, args: argparse.Namespace) -> Table:
-    """The file's tables with --set and --seed applied."""
-    for assignment in args.set:
-        tables = settings.change(tables, assignment)
-    return tables if getattr(args, "seed", None) is None else {**tables, "seed": args.seed}
 
 
 def _variants(args: argparse.Namespace) -> dict[str, Table]:
@@ -404,47 +286,6 @@ def _save_plots(runs: dict[str, list[Run]], out: Path) -> list[Path]:
     return [curves(runs, "accuracy", against).save(out / f"accuracy-by-{against}.svg") for against in ("trips", "virtual_time")]
 
 
-def _paper_list(rows: list[Table], estimate: Callable[[Table], str], args: argparse.Namespace) -> None:
-    if args.json:
-        print(json.dumps(rows, indent=2))
-        return
-    header = [
-        "fedbuff paper …",
-        "in the paper",
-        "--dataset",
-        f"about, {len(args.seeds.split(','))} seeds",
-        "runs cached",
-        "results kept",
-    ]
-    body = []
-    for row in rows:
-        runs = "no training" if row["runs"] == 0 else f"{row['cached']} of {'?' if row['runs'] is None else row['runs']}"
-        body.append([row["name"], row["where"], row["dataset"], estimate(row), runs, ", ".join(row["results"]) or "–"])
-    print_table(
-        header, body, caption="--quick takes minutes on stand-in data; `all` makes them all, `report` writes docs/paper.md"
-    )
-
-
-def _print_result(kept: Table) -> None:
-    from fedbuff.paper.result import lines
-
-    header, body = lines(kept)
-    print(f"{kept['where']}: {kept['title']}")
-    print_table(header, body, caption=". ".join([kept["data"], *kept["caveats"], *kept["notes"]]))
-    for check in kept["checks"]:
-        otherwise = "not shown so far" if kept.get("so_far") else "DOES NOT HOLD"
-        print(f"{'holds' if check['holds'] else otherwise}: {check['claim']} ({check['facts']})")
-    print()
-
-
-def _print_study(study: Table) -> None:
-    best = study["best"]
-    print(f"{study['trials']} trials, {study['given_up']} given up; target {study['target']:g} within {study['trips']:,} trips")
-    if best is not None:
-        found = f"{best['cost']:,.0f} trips" if best["reached"] else "target not reached"
-        print(f"best: {found}; " + ", ".join(f"{path} = {value:.4g}" for path, value in best["values"].items()))
-
-
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -464,20 +305,6 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(function.__name__, help=summary, description=summary)
         sub.set_defaults(command=function)
         return sub
-
-    def changes(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. server.buffer_size=10"
-        )
-
-    def data(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets are (default: $FEDBUFF_DATA)")
-
-    def tuning(sub: argparse._ActionsContainer) -> None:
-        sub.add_argument("--trials", type=int, default=30, help="until the study has so many (30)")
-        sub.add_argument(
-            "--ranges", choices=("narrow", "paper", "one-step"), default="narrow", help="of η_l, η_g, β, μ (narrow)"
-        )
 
     def running(sub: argparse.ArgumentParser) -> None:
         changes(sub)
@@ -532,60 +359,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, metavar="RUN")
     sub.add_argument("--json", action="store_true", help="print its summary.json")
 
-    sub = command(tune, "Search learning rates, momentum and proximal term for the fewest trips to the target.")
-    sub.add_argument("settings", type=Path, metavar="SETTINGS.toml")
-    changes(sub)
-    data(sub)
-    sub.add_argument("--seed", type=int, help="of the runs and the search (100)")
-    tuning(sub)
-    sub.add_argument("--workers", type=int, metavar="N", help="processes, each with a trial of its own (1)")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="where the study is kept, and goes on (default: under runs/)")
-    sub.add_argument("--json", action="store_true", help="print the study as JSON")
-    sub.add_argument("--quiet", action="store_true", help="no progress")
-
-    sub = command(paper, "A table or figure of the paper, with our numbers beside the paper's.")
-    sub.add_argument("name", metavar="NAME", help="table1, fig-bias, …; list, all, report, tune")
-    sub.add_argument("--dataset", metavar="NAME", help="cifar10, celeba or sent140 (default: all that the table has)")
-    sub.add_argument("--seeds", default="0,1,2", metavar="0,1,2")
-    sub.add_argument("--quick", action="store_true", help="minutes instead of hours, on data that stands in for the paper's")
-    sub.add_argument(
-        "--so-far", action="store_true", help="run nothing: a table of what was run before, where a table can do with some"
-    )
-    data(sub)
-    sub.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/paper"),
-        metavar="DIR",
-        help="what was run before, and what comes out (results/paper)",
-    )
-    sub.add_argument(
-        "--page", type=Path, default=Path("docs/paper.md"), metavar="FILE", help="all, report: what to write (docs/paper.md)"
-    )
-    sub.add_argument("--workers", type=int, metavar="N", help="processes that train (default: one per core; tune: 1)")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
-    sub.add_argument("--quiet", action="store_true", help="no progress")
-    group = sub.add_argument_group("tune")
-    group.add_argument("--method", metavar="NAME", help="fedbuff, fedasync, fedavgm, fedavg or fedprox")
-    group.add_argument("--buffer-size", type=int, metavar="K", help="of FedBuff (10)")
-    group.add_argument("--trips", type=int, help="at most so many in a trial (default: the dataset's 600,000)")
-    tuning(group)
+    tune_command.parser(commands)
+    paper_command.parser(commands)
 
     sub = command(report, "Runs on one page: a single HTML file that opens offline.")
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of runs")
     sub.add_argument("-o", "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     sub.add_argument("--title", help="of the page (default: the folders' names)")
 
-    sub = command(bench, "How fast this machine trains, beside a per-client loop and centralised training.")
-    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large, layers, engine; default: all")
-    sub.add_argument("--repeats", type=int, default=5, help="measurements of each, alternating (5)")
-    sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
-    sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")
-    sub.add_argument("--ray", action="store_true", help="on Ray as well")
-    sub.add_argument("--out", type=Path, default=Path("results/bench"), metavar="DIR", help="where to keep it (results/bench)")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
-    sub.add_argument("--quiet", action="store_true", help="no progress")
-
+    bench_command.parser(commands)
     privacy_command.parser(commands)
     secagg(commands)
     deploy_command.parser(commands)
