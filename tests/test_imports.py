@@ -14,6 +14,8 @@ PURE = {"torch", "asyncio", "time", "flwr", "ray", "threading", "socket", "rando
 
 # what each part of the package may import from the rest of it
 MAY_IMPORT = {
+    "arguments.py": {"settings", "toml"},
+    "bench": {"arguments", "bench", "core", "learn", "privacy", "report", "sim", "toml", "version"},
     "core": {"core"},
     "compiled.py": set(),
     "learn": {"compiled", "core", "learn", "toml"},
@@ -29,7 +31,11 @@ MAY_IMPORT = {
     "toeplitz.py": {"compiled"},
     "toml.py": set(),
     "presets.py": {"core", "learn"},
-    "paper": {"bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"},
+    "paper": {
+        *("arguments", "bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"),
+        "tune_command",
+    },
+    "tune_command.py": {"arguments", "settings", "toml", "tune"},
     "tune.py": {"core", "presets", "report", "settings", "sim", "toml"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "core/trips.py"]
