@@ -13,6 +13,7 @@ from conftest import same_arrays
 from fedbuff.learn.work import Trainer
 from fedbuff.sim import ahead, workers
 from fedbuff.sim.pool import Block
+from fedbuff.sim.shared import Rows
 from lockstep import lockstep
 from test_simulate import CLIENT, SERVERS, run
 
@@ -263,3 +264,20 @@ def test_after_200_server_steps_batches_and_the_loop_agree_to_1e5(model, inputs,
     assert np.linalg.norm(a - start) > 0.01 * np.linalg.norm(a)
     assert np.linalg.norm(a - b) < 1e-5 * np.linalg.norm(a)
     assert same_arrays(loop.trips, batches.trips)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("columns", [3, 5000])
+def test_a_row_that_was_written_is_what_every_process_sees(on_disk, columns):
+    rows = Rows(4, columns, np.float32, on_disk)
+    values = np.arange(columns, dtype=np.float32)
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:  # forked before it is written
+        os.read(wait, 1)
+        os._exit(not np.array_equal(rows.matrix[2], 2 * values))
+    rows.write(2, values[::-1])
+    rows.write(2, 2.0 * values.astype(np.float64))  # any order, any precision
+    os.write(go, b"!")
+    assert os.waitpid(child, 0)[1] == 0
+    assert not rows.matrix[[0, 1, 3]].any()

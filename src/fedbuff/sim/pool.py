@@ -72,7 +72,7 @@ class SharedVersions:
     def keep(self, version: int, weights: Vector) -> None:
         (row,) = self.rows.take(1)
         self.row_of[version] = row
-        self.rows.matrix[row] = weights
+        self.rows.write(row, weights)
         self.rows.rest([row])
 
     def drop(self, version: int) -> None:
@@ -85,7 +85,7 @@ class SharedVersions:
 
     def rest(self) -> None:
         """None of them is looked at for a while."""
-        self.rows.rest(list(self.row_of.values()))
+        self.rows.rest(self.row_of.values())
 
 
 def do(work: Work, trainer: "Trainer", versions: SharedVersions, updates: Rows) -> Any:

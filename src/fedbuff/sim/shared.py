@@ -1,7 +1,10 @@
 """Vectors of one length in memory that forked processes share, taken and given back by row."""
 
 import mmap
+import os
 import tempfile
+import weakref
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,13 +26,14 @@ class Rows:
         size = max(rows * self._stride, 1)
         self.on_disk = on_disk
         if self.on_disk:
-            with tempfile.TemporaryFile(
-                prefix="fedbuff-"
-            ) as file:  # unlinked at once: nothing is left behind, whatever happens
+            with tempfile.TemporaryFile(prefix="fedbuff-") as file:  # without a name: nothing is left behind, whatever happens
                 file.truncate(size)
                 self._map = mmap.mmap(file.fileno(), size)
+                self._file = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._file)
         else:
             self._map = mmap.mmap(-1, size)
+        self._dtype = np.dtype(dtype)
         whole: NDArray[np.floating] = np.frombuffer(self._map, dtype).reshape(rows, self._stride // itemsize)
         self.matrix = whole[:, :columns]
         self._free = list(range(rows - 1, -1, -1))
@@ -46,7 +50,17 @@ class Rows:
         self._free += rows
         self.rest(rows)
 
-    def rest(self, rows: list[int]) -> None:
+    def write(self, row: int, values: NDArray[np.floating]) -> None:
+        """Fill a row. Writing to a file costs a tenth of touching its mapped pages for the first time."""
+        if not self.on_disk:
+            self.matrix[row] = values
+            return
+        left, at = np.ascontiguousarray(values, self._dtype).data.cast("B"), row * self._stride
+        while left:
+            done = os.pwrite(self._file, left, at)
+            left, at = left[done:], at + done
+
+    def rest(self, rows: Iterable[int]) -> None:
         """Nobody here looks at `rows` for a while: long ones on disk need not stay in this process's memory."""
         if self.on_disk and self._stride >= _LONG:
             for row in rows:
