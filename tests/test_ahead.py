@@ -1,6 +1,7 @@
 """Look-ahead, chunks and workers: however trips are trained, the run is the one that lockstep gives."""
 
 import os
+import resource
 import signal
 import time
 
@@ -281,3 +282,16 @@ def test_a_row_that_was_written_is_what_every_process_sees(on_disk, columns):
     os.write(go, b"!")
     assert os.waitpid(child, 0)[1] == 0
     assert not rows.matrix[[0, 1, 3]].any()
+
+
+def test_a_disk_that_takes_no_more_and_a_wrong_length_are_said():
+    rows = Rows(4, 5000, np.float32, on_disk=True)
+    with pytest.raises(ValueError, match="a row is 5000 numbers, not of shape"):
+        rows.write(0, np.zeros(5001, np.float32))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # for files of this process, as if the disk were full
+    try:
+        with pytest.raises(ValueError, match=r"can't keep versions there .*; set TMPDIR to a larger disk"):
+            rows.write(3, np.zeros(5000, np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -9,13 +9,15 @@ from fedbuff import settings
 from fedbuff.toml import SettingsError, Table
 
 
-def changes(sub: argparse._ActionsContainer) -> None:
+def add_set(sub: argparse._ActionsContainer) -> None:
+    """--set KEY=VALUE, which `changed` applies."""
     sub.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. server.buffer_size=10"
     )
 
 
-def data(sub: argparse._ActionsContainer) -> None:
+def add_data(sub: argparse._ActionsContainer) -> None:
+    """--data DIR."""
     sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets are (default: $FEDBUFF_DATA)")
 
 
@@ -26,7 +28,8 @@ def changed(tables: Table, args: argparse.Namespace) -> Table:
     return tables if getattr(args, "seed", None) is None else {**tables, "seed": args.seed}
 
 
-def positive(args: argparse.Namespace, *names: str) -> None:
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Refuse arguments of these names that are 0 or less."""
     for name in names:
         if (value := getattr(args, name.replace("-", "_"))) is not None and value <= 0:
             raise SettingsError(f"--{name} {value}: expected more than 0")

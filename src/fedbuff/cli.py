@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedbuff import privacy_command, settings, toml, tune_command
-from fedbuff.arguments import changed, changes, data
+from fedbuff.arguments import add_data, add_set, changed
 from fedbuff.bench import command as bench_command
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
@@ -307,8 +307,8 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     def running(sub: argparse.ArgumentParser) -> None:
-        changes(sub)
-        data(sub)
+        add_set(sub)
+        add_data(sub)
         sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
         sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
         sub.add_argument(
@@ -353,7 +353,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int)
     sub.add_argument("--out", type=Path, metavar="FILE.parquet", help="write the trips, as in a run's trips.parquet")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
-    changes(sub)
+    add_set(sub)
 
     sub = command(show, "What a finished run did.")
     sub.add_argument("run", type=Path, metavar="RUN")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbuff import settings
-from fedbuff.arguments import changed, changes, data, positive, say_to
+from fedbuff.arguments import add_data, add_set, changed, check_positive, say_to
 from fedbuff.toml import Table
 
 
@@ -16,17 +16,18 @@ def parser(commands: Any) -> None:
     sub: argparse.ArgumentParser = commands.add_parser("tune", help=summary, description=summary)
     sub.set_defaults(command=tune)
     sub.add_argument("settings", type=Path, metavar="SETTINGS.toml")
-    changes(sub)
-    data(sub)
+    add_set(sub)
+    add_data(sub)
     sub.add_argument("--seed", type=int, help="of the runs and the search (100)")
-    tuning(sub)
+    add_tuning(sub)
     sub.add_argument("--workers", type=int, metavar="N", help="processes, each with a trial of its own (1)")
     sub.add_argument("--out", type=Path, metavar="DIR", help="where the study is kept, and goes on (default: under runs/)")
     sub.add_argument("--json", action="store_true", help="print the study as JSON")
     sub.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def tuning(sub: argparse._ActionsContainer) -> None:
+def add_tuning(sub: argparse._ActionsContainer) -> None:
+    """--trials and --ranges."""
     sub.add_argument("--trials", type=int, default=30, help="until the study has so many (30)")
     sub.add_argument("--ranges", choices=("narrow", "paper", "one-step"), default="narrow", help="of η_l, η_g, β, μ (narrow)")
 
@@ -34,7 +35,7 @@ def tuning(sub: argparse._ActionsContainer) -> None:
 def tune(args: argparse.Namespace) -> None:
     from fedbuff.tune import tune as run_study
 
-    positive(args, "trials", "workers")
+    check_positive(args, "trials", "workers")
     tables = changed(settings.read(args.settings), args)
     out = args.out or Path("runs") / f"tune-{args.settings.stem}"
     study = run_study(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.arguments import positive, say_to
+from fedbuff.arguments import check_positive, say_to
 from fedbuff.report.files import write_json
 from fedbuff.toml import SettingsError
 
@@ -17,7 +17,7 @@ def parser(commands: Any) -> None:
     summary = "How fast this machine trains, beside a per-client loop and centralised training."
     sub: argparse.ArgumentParser = commands.add_parser("bench", help=summary, description=summary)
     sub.set_defaults(command=bench)
-    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large, layers, engine; default: all")
+    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large, layers, engine, flat (all)")
     sub.add_argument("--repeats", type=int, default=5, help="measurements of each, alternating (5)")
     sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
     sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")
@@ -32,12 +32,12 @@ def bench(args: argparse.Namespace) -> None:
     from fedbuff.bench.bench import bench as run_bench
     from fedbuff.sim.workers import cores
 
-    parts = (*SPEED, "large", "layers", "engine")
+    parts = (*SPEED, "large", "layers", "engine", "flat")
     chosen = args.only.split(",") if args.only else parts
     for name in chosen:
         if name not in parts:
             raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")
-    positive(args, "repeats", "share", "workers")
+    check_positive(args, "repeats", "share", "workers")
     result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), args.ray, say_to(args))
     print(json.dumps(result, indent=2) if args.json else tables(result), end="")
     args.out.mkdir(parents=True, exist_ok=True)

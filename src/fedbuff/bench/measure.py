@@ -40,6 +40,7 @@ SECURE: dict[str, Literal["plain", "enclave", "helpers"]] = {
 }
 PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
 ROUNDS = 60  # of turns
+AFTER = 200_000  # trips, until 100,000 in flight have turned over
 LAYERS = ("tree", "blt", "enclave")
 
 
@@ -94,7 +95,8 @@ def at(workload: Workload, task: Task, count: int, concurrency: int, clients: in
     """Trips per second of one worker with so many trips in flight; clients beyond the task's hold the examples of others."""
     some = list(task.clients)
     many = replace(task, clients=(some * -(-clients // len(some)))[:clients])
-    later = replace(workload, after=max(workload.after, 2 * concurrency))
+    # the same for all concurrencies: whoever is met for the first time costs more, and as time goes by fewer are
+    later = replace(workload, after=AFTER)
     return ours(later, many, count, 1, concurrency=concurrency)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.arguments import data, positive, say_to
+from fedbuff.arguments import add_data, check_positive, say_to
 from fedbuff.report.files import write_text
 from fedbuff.report.terminal import print_table
 from fedbuff.toml import SettingsError, Table
-from fedbuff.tune_command import print_study, tuning
+from fedbuff.tune_command import add_tuning, print_study
 
 
 def parser(commands: Any) -> None:
@@ -27,7 +27,7 @@ def parser(commands: Any) -> None:
     sub.add_argument(
         "--so-far", action="store_true", help="run nothing: a table of what was run before, where a table can do with some"
     )
-    data(sub)
+    add_data(sub)
     sub.add_argument(
         "--out",
         type=Path,
@@ -45,14 +45,14 @@ def parser(commands: Any) -> None:
     group.add_argument("--method", metavar="NAME", help="fedbuff, fedasync, fedavgm, fedavg or fedprox")
     group.add_argument("--buffer-size", type=int, metavar="K", help="of FedBuff (10)")
     group.add_argument("--trips", type=int, help="at most so many in a trial (default: the dataset's 600,000)")
-    tuning(group)
+    add_tuning(group)
 
 
 def paper(args: argparse.Namespace) -> None:
     from fedbuff.paper import experiments, report
     from fedbuff.paper.datasets import DATASETS
 
-    positive(args, "workers", "trials", "trips", "buffer-size")
+    check_positive(args, "workers", "trials", "trips", "buffer-size")
     if args.dataset is not None and args.dataset not in DATASETS:
         raise SettingsError(f"--dataset {args.dataset}: unknown; {toml.suggest(args.dataset, DATASETS)}")
     seeds = experiments.seeds_of(args.seeds)

@@ -1,15 +1,14 @@
 """A pool of workers on a Ray cluster: `pip install 'fedbuff[ray]'`.
 
 Each worker is an actor with one core. The task goes into the cluster's object store once, every version too, from where
-each node fetches it once; some chunks' trips go out in one call and their updates come back in one object. An actor or a
-node that dies is replaced and its work done again: the result does not change.
+each node fetches it once; a chunk's trips go out in one call and its updates come back in one object. An actor or a node
+that dies is replaced and its work done again: the result does not change.
 """
 
 import heapq
 import inspect
 import sys
 import sysconfig
-from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from fedbuff.learn.task import Task
     from fedbuff.learn.work import Trainer
 
-_AT_ONCE = 2  # calls that a worker has at hand: one under way, one so that it need not wait
-_CHUNKS = 3  # that a call has at most: each call costs some milliseconds of our own time and of Ray's
+_AT_ONCE = 2  # work that a worker has at hand: one under way, one so that it need not wait
 _DEATHS = 5  # so many workers may die of the same work
 
 
@@ -66,8 +64,8 @@ class OnRay:
         self._task, self._make = ray.put(task), ray.put(make)
         self._local: dict[int, Vector] = {}
         self._versions: dict[int, Any] = {}  # version -> where it is in the object store
-        self._actors = [self._actor() for _ in range(workers or cpus)]
-        self._running: dict[Any, tuple[list[int], Any]] = {}  # results to come of a call -> keys, actor
+        self._at_hand: dict[Any, list[int]] = {self._actor(): [] for _ in range(workers or cpus)}
+        self._running: dict[Any, tuple[int, Any]] = {}  # result to come -> key, actor
         self._queue: list[tuple[int, int]] = []
         self._work: dict[int, Work] = {}
         self._sent: set[int] = set()
@@ -109,84 +107,67 @@ class OnRay:
         if self._ours:
             ray.shutdown()
             return
-        for actor in self._actors:
+        for actor in self._at_hand:
             ray.kill(actor)
 
     def _hand_out(self) -> None:
-        while True:
-            at_hand = Counter(actor for _, actor in self._running.values())
-            actor = min(self._actors, key=lambda a: at_hand[a])
-            if at_hand[actor] >= _AT_ONCE or not (keys := self._next()):
+        while self._queue:
+            actor = min(self._at_hand, key=lambda a: len(self._at_hand[a]))
+            if len(self._at_hand[actor]) >= _AT_ONCE:
                 return
-            works = [self._work[key] for key in keys]
-            if isinstance(works[0], Block):
-                coming = actor.evaluate.remote(self._versions[works[0].version], works[0].split, works[0].start)
-            else:
-                chunks = [(list(c.trips), list(c.clients), list(c.versions)) for c in works if isinstance(c, Chunk)]
-                needed = {version for _, _, versions in chunks for version in versions}
-                places = {version: [self._versions[version]] for version in needed}  # in a list: fetched over there
-                coming = actor.train.remote(chunks, places)
-            self._sent.update(keys)
-            self._running[coming] = keys, actor
-
-    def _next(self) -> list[int]:
-        """What goes out in the next call: an evaluation, or chunks, several if nobody waits and there are enough for all."""
-        keys: list[int] = []
-        room = min(_CHUNKS, max(1, len(self._queue) // len(self._actors)))
-        while self._queue and len(keys) < room:
-            priority, key = self._queue[0]
-            if key in self._sent or key in keys or key not in self._work:
-                heapq.heappop(self._queue)
+            _, key = heapq.heappop(self._queue)
+            if key in self._sent or key not in self._work:
                 continue
-            alone = priority == NOW or isinstance(self._work[key], Block)
-            if alone and keys:
-                break
-            heapq.heappop(self._queue)
-            keys.append(key)
-            if alone:
-                break
-        return keys
+            work = self._work[key]
+            if isinstance(work, Block):
+                coming = actor.evaluate.remote(self._versions[work.version], work.split, work.start)
+            else:
+                places = {version: [self._versions[version]] for version in work.versions}  # in a list: fetched over there
+                coming = actor.train.remote(list(work.trips), list(work.clients), list(work.versions), places)
+            self._sent.add(key)
+            self._at_hand[actor].append(key)
+            self._running[coming] = key, actor
 
     def _receive(self, timeout: float | None) -> None:
         """Hand out work and take in results; with `timeout` None, wait for one."""
         self._hand_out()
         if not self._running:
             return
-        # a call costs a third of a millisecond: whoever waits takes the first, whoever does not takes all
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running) if timeout == 0 else 1, timeout=timeout)
+        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        if not ready and timeout != 0:
+            ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
         for coming in ready:
             if coming not in self._running:  # its actor died and was replaced meanwhile
                 continue
-            keys, actor = self._running[coming]
+            key, actor = self._running[coming]
             try:
                 result = ray.get(coming)
             except ray.exceptions.RayTaskError as e:
                 raise e.cause if isinstance(e.cause, Exception) else e from e
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as e:
-                self._replace(actor, keys, e)
+                self._replace(actor, key, e)
                 continue
             del self._running[coming]
-            self._sent.difference_update(keys)
-            works = [self._work.pop(key) for key in keys]
-            if isinstance(works[0], Block):
-                self._done[keys[0]] = result
-                continue
-            self.updates.matrix[[row for chunk in works if isinstance(chunk, Chunk) for row in chunk.rows]] = result
-            self._done.update(dict.fromkeys(keys))
+            self._at_hand[actor].remove(key)
+            self._sent.discard(key)
+            work = self._work.pop(key)
+            if isinstance(work, Chunk):
+                self.updates.matrix[list(work.rows)] = result
+                result = None
+            self._done[key] = result
         self._hand_out()
 
-    def _replace(self, actor: Any, keys: list[int], why: Exception) -> None:
+    def _replace(self, actor: Any, key: int, why: Exception) -> None:
         """An actor died: another one does its work."""
-        for key in keys:
-            self._deaths[key] = self._deaths.get(key, 0) + 1
-            if self._deaths[key] == _DEATHS:
-                raise RuntimeError(f"{_DEATHS} Ray workers died one after another of the same work: {why}") from why
-        lost = [key for keys, a in self._running.values() if a is actor for key in keys]
+        self._deaths[key] = self._deaths.get(key, 0) + 1
+        if self._deaths[key] == _DEATHS:
+            raise RuntimeError(f"{_DEATHS} Ray workers died one after another of the same work: {why}") from why
+        lost = self._at_hand.pop(actor)
         self._running = {coming: (k, a) for coming, (k, a) in self._running.items() if a is not actor}
-        for key in lost:
-            self._sent.discard(key)
-            heapq.heappush(self._queue, (NOW, key))
-        self._actors = [self._actor() if a is actor else a for a in self._actors]
+        for k in lost:
+            self._sent.discard(k)
+            heapq.heappush(self._queue, (NOW, k))
+        self._at_hand[self._actor()] = []
 
 
 class _Worker:
@@ -203,16 +184,11 @@ class _Worker:
         settle()
         return self._make(self._task)
 
-    def train(self, chunks: list[tuple[list[int], list[int], list[int]]], places: dict[int, list[Any]]) -> Any:
-        """The updates of all chunks, one after another; a chunk is trips, clients and versions."""
+    def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:
         weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))
-        like = next(iter(weights.values()))
-        updates = np.empty((sum(len(trips) for trips, _, _ in chunks), len(like)), like.dtype)
-        done = 0
-        for trips, clients, versions in chunks:
-            rows = range(done, done + len(trips))
-            self._trainer.train(updates, rows, trips, clients, [weights[version] for version in versions])
-            done = rows.stop
+        starts = [weights[version] for version in versions]
+        updates = np.empty((len(trips), len(starts[0])), starts[0].dtype)
+        self._trainer.train(updates, range(len(trips)), trips, clients, starts)
         return updates
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:

@@ -55,10 +55,17 @@ class Rows:
         if not self.on_disk:
             self.matrix[row] = values
             return
+        if values.shape != self.matrix.shape[1:]:
+            raise ValueError(f"a row is {self.matrix.shape[1]} numbers, not of shape {values.shape}")
         left, at = np.ascontiguousarray(values, self._dtype).data.cast("B"), row * self._stride
-        while left:
-            done = os.pwrite(self._file, left, at)
-            left, at = left[done:], at + done
+        try:
+            while left:
+                done = os.pwrite(self._file, left, at)
+                left, at = left[done:], at + done
+        except OSError as e:
+            raise ValueError(
+                f"{tempfile.gettempdir()}: can't keep versions there ({e.strerror}); set TMPDIR to a larger disk"
+            ) from e
 
     def rest(self, rows: Iterable[int]) -> None:
         """Nobody here looks at `rows` for a while: long ones on disk need not stay in this process's memory."""
