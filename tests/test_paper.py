@@ -213,6 +213,17 @@ def test_a_mean_is_over_all_seeds_or_a_bound():
     assert cells.to_target([cell(100), cell(None)], "trips") == Number(350, bound=True)
 
 
+def test_methods_are_compared_over_the_seeds_that_both_have():
+    def some(**reached):
+        return [cells.Cell({}, int(seed[1:]), {"trips_to_target": n, "trips": 600}, {}) for seed, n in reached.items()]
+
+    assert cells.times(some(s0=300), some(s0=100, s1=50, s2=20), "trips") == Number(3)
+    assert cells.times(some(s0=300, s2=60), some(s2=20, s0=100), "trips") == Number(3)
+    assert cells.times(some(s0=None), some(s0=100), "trips") == Number(6, bound=True)
+    assert cells.times(some(s0=300), some(s1=100), "trips") is None
+    assert cells.times([], some(s1=100), "trips") is None
+
+
 def test_tuned_settings_go_before_untuned_ones(tmp_path):
     folder = tmp_path / "settings" / "digits"
     folder.mkdir(parents=True)

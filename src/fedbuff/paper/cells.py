@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.paper.result import NOT_RUN, Number, spread
+from fedbuff.paper.result import NOT_RUN, Number, ratio, spread
 from fedbuff.report.files import FolderError, write_json
 from fedbuff.report.progress import bar
 from fedbuff.settings import Settings, from_tables
@@ -46,6 +46,13 @@ def to_target(cells: Sequence[Cell], cost: str, unit: float = 1.0) -> Number:
         return spread(reached)
     spent = [cell.summary[cost] if value is None else value for cell, value in zip(cells, found, strict=True)]
     return Number(mean(spent) / unit, bound=True)
+
+
+def times(cells: Sequence[Cell], others: Sequence[Cell], cost: str) -> Number | None:
+    """How many times `others`' cost these took, over the seeds that both have: a seed may matter more than a method."""
+    seeds = {cell.seed for cell in cells} & {cell.seed for cell in others}
+    ours, theirs = (to_target([cell for cell in side if cell.seed in seeds], cost) for side in (cells, others))
+    return ratio(ours, theirs)
 
 
 def measure(
