@@ -33,7 +33,6 @@ class Rows:
             weakref.finalize(self, os.close, self._file)
         else:
             self._map = mmap.mmap(-1, size)
-        self._dtype = np.dtype(dtype)
         whole: NDArray[np.floating] = np.frombuffer(self._map, dtype).reshape(rows, self._stride // itemsize)
         self.matrix = whole[:, :columns]
         self._free = list(range(rows - 1, -1, -1))
@@ -57,7 +56,7 @@ class Rows:
             return
         if values.shape != self.matrix.shape[1:]:
             raise ValueError(f"a row is {self.matrix.shape[1]} numbers, not of shape {values.shape}")
-        left, at = np.ascontiguousarray(values, self._dtype).data.cast("B"), row * self._stride
+        left, at = np.ascontiguousarray(values, self.matrix.dtype).data.cast("B"), row * self._stride
         try:
             while left:
                 done = os.pwrite(self._file, left, at)
