@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 import fedbuff as fb
 from conftest import same_arrays
 from fedbuff.learn.work import Trainer
-from fedbuff.sim import ahead, workers
+from fedbuff.sim import ahead, shared, workers
 from fedbuff.sim.pool import Block
 from fedbuff.sim.shared import Rows
 from lockstep import lockstep
@@ -282,6 +284,27 @@ def test_a_row_that_was_written_is_what_every_process_sees(on_disk, columns):
     os.write(go, b"!")
     assert os.waitpid(child, 0)[1] == 0
     assert not rows.matrix[[0, 1, 3]].any()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_process_that_was_not_forked_finds_the_rows_by_their_place(on_disk):
+    rows = Rows(4, 5000, np.float32, on_disk)
+    place = rows.place()
+    code = f"import sys; from fedbuff.sim.shared import Place, found; rows = found({place!r}); rows.matrix[2] = 7"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (rows.matrix[2] == 7).all()
+    assert not rows.matrix[[0, 1, 3]].any()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
+def test_rows_are_not_found_where_another_file_has_their_path():
+    rows, others = Rows(4, 5000, np.float32), Rows(4, 5000, np.float32)
+    mine, other = rows.place(), others.place()
+    assert mine and other
+    assert shared.found(mine)
+    assert shared.found(mine._replace(identity=other.identity)) is None
+    assert shared.found(mine._replace(path="/proc/0/fd/0")) is None
 
 
 def test_a_disk_that_takes_no_more_and_a_wrong_length_are_said():

@@ -5,12 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import fedbuff as fb
 from conftest import same_arrays
+from fedbuff.sim.shared import Place, Rows
 from test_simulate import SERVERS, run
 
 ray = pytest.importorskip("ray")
@@ -39,6 +42,30 @@ def test_a_run_on_ray_gives_the_same_bits_as_here(name, address, small_task):
     assert same_arrays(there.weights, here.weights)
     assert same_arrays(there.trips, here.trips)
     assert there.metrics == here.metrics
+
+
+def test_a_worker_on_our_node_writes_where_we_read_and_one_elsewhere_sends(address, small_task, monkeypatch):
+    from fedbuff.sim import ray as on_ray
+
+    here = run(SERVERS["fedbuff"], small_task, trips=400)
+    results: list[object] = []
+
+    def get(coming: object) -> object:
+        results.append(ray.get(coming))
+        return results[-1]
+
+    monkeypatch.setattr(on_ray, "ray", SimpleNamespace(**{**vars(ray), "get": get}))
+    there = run(SERVERS["fedbuff"], small_task, trips=400, engine="ray", address=address)
+    assert any(result is None for result in results)
+    assert any(isinstance(result, np.ndarray) for result in results)
+    assert same_arrays(there.weights, here.weights)
+
+
+def test_memory_that_is_out_of_reach_is_done_without(address, small_task, monkeypatch):
+    here = run(SERVERS["fedbuff"], small_task)
+    monkeypatch.setattr(Rows, "place", lambda rows: Place("/nowhere", (0, 0), *rows.matrix.shape, "<f4", False))
+    there = run(SERVERS["fedbuff"], small_task, engine="ray", address=address)
+    assert same_arrays(there.weights, here.weights)
 
 
 def test_a_killed_ray_worker_changes_nothing(address, small_task):

@@ -1,8 +1,9 @@
 """A pool of workers on a Ray cluster: `pip install 'fedbuff[ray]'`.
 
 Each worker is an actor with one core. The task goes into the cluster's object store once, every version too, from where
-each node fetches it once; a chunk's trips go out in one call and its updates come back in one object. An actor or a node
-that dies is replaced and its work done again: the result does not change.
+each node fetches it once; a chunk's trips go out in one call. Its updates come back in one object, or, from an actor on
+this very machine, through memory that it shares with us. An actor or a node that dies is replaced and its work done again:
+the result does not change.
 """
 
 import heapq
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedbuff.core.versions import Vector
 from fedbuff.sim.pool import NOW, Block, Chunk, Work
-from fedbuff.sim.shared import Rows
+from fedbuff.sim.shared import Place, Rows, found
 
 try:
     import ray
@@ -62,6 +63,7 @@ class OnRay:
         for part in (task.model, task.loss, task.accuracy):
             _send_by_value(part)
         self._task, self._make = ray.put(task), ray.put(make)
+        self._node = ray.get_runtime_context().get_node_id()
         self._local: dict[int, Vector] = {}
         self._versions: dict[int, Any] = {}  # version -> where it is in the object store
         self._at_hand: dict[Any, list[int]] = {self._actor(): [] for _ in range(workers or cpus)}
@@ -73,7 +75,7 @@ class OnRay:
         self._deaths: dict[int, int] = {}
 
     def _actor(self) -> Any:
-        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make)
+        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make, self._node, self.updates.place())
 
     def keep(self, version: int, weights: Vector) -> None:
         self._local[version], self._versions[version] = weights, ray.put(weights)
@@ -123,7 +125,7 @@ class OnRay:
                 coming = actor.evaluate.remote(self._versions[work.version], work.split, work.start)
             else:
                 places = {version: [self._versions[version]] for version in work.versions}  # in a list: fetched over there
-                coming = actor.train.remote(list(work.trips), list(work.clients), list(work.versions), places)
+                coming = actor.train.remote(list(work.trips), list(work.clients), list(work.versions), places, list(work.rows))
             self._sent.add(key)
             self._at_hand[actor].append(key)
             self._running[coming] = key, actor
@@ -151,7 +153,7 @@ class OnRay:
             self._at_hand[actor].remove(key)
             self._sent.discard(key)
             work = self._work.pop(key)
-            if isinstance(work, Chunk):
+            if isinstance(work, Chunk) and result is not None:
                 self.updates.matrix[list(work.rows)] = result
                 result = None
             self._done[key] = result
@@ -162,6 +164,7 @@ class OnRay:
         self._deaths[key] = self._deaths.get(key, 0) + 1
         if self._deaths[key] == _DEATHS:
             raise RuntimeError(f"{_DEATHS} Ray workers died one after another of the same work: {why}") from why
+        ray.kill(actor)  # if it is only out of reach: it must not write to rows that others have by then
         lost = self._at_hand.pop(actor)
         self._running = {coming: (k, a) for coming, (k, a) in self._running.items() if a is not actor}
         for k in lost:
@@ -173,8 +176,9 @@ class OnRay:
 class _Worker:
     """The actor: a trainer of its own, and weights fetched from the object store of its node."""
 
-    def __init__(self, task: "Task", make: "Callable[[Task], Trainer]") -> None:
+    def __init__(self, task: "Task", make: "Callable[[Task], Trainer]", node: str, updates: Place | None) -> None:
         self._task, self._make = task, make
+        self._updates = found(updates) if updates and node == ray.get_runtime_context().get_node_id() else None
 
     @cached_property
     def _trainer(self) -> "Trainer":
@@ -184,9 +188,16 @@ class _Worker:
         settle()
         return self._make(self._task)
 
-    def train(self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]]) -> Any:
+    def train(
+        self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]], rows: list[int]
+    ) -> Any:
+        """Train a chunk into its rows, or return its updates if they are out of reach."""
         weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))
         starts = [weights[version] for version in versions]
+        if self._updates is not None:
+            self._trainer.train(self._updates.matrix, rows, trips, clients, starts)
+            self._updates.rest(rows)
+            return None
         updates = np.empty((len(trips), len(starts[0])), starts[0].dtype)
         self._trainer.train(updates, range(len(trips)), trips, clients, starts)
         return updates

@@ -1,10 +1,11 @@
-"""Vectors of one length in memory that forked processes share, taken and given back by row."""
+"""Vectors of one length in memory that processes of one machine share, taken and given back by row."""
 
 import mmap
 import os
 import tempfile
 import weakref
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,23 +17,19 @@ _LONG = 1 << 20  # bytes: shorter rows are left to the system, as getting back t
 class Rows:
     """A matrix in shared memory with a list of free rows. Memory is taken by rows that were used, however many there are.
 
-    `on_disk` puts it into a file, of which the system keeps in memory what it has room for.
+    `on_disk` puts it into a file, of which the system keeps in memory what it has room for; `file` is one that others made.
     """
 
-    def __init__(self, rows: int, columns: int, dtype: DTypeLike, on_disk: bool = False) -> None:
+    def __init__(self, rows: int, columns: int, dtype: DTypeLike, on_disk: bool = False, file: int | None = None) -> None:
         itemsize = np.dtype(dtype).itemsize
         row = columns * itemsize
         self._stride = -(-row // _PAGE) * _PAGE if on_disk or row > _PAGE else row
         size = max(rows * self._stride, 1)
         self.on_disk = on_disk
-        if self.on_disk:
-            with tempfile.TemporaryFile(prefix="fedbuff-") as file:  # without a name: nothing is left behind, whatever happens
-                file.truncate(size)
-                self._map = mmap.mmap(file.fileno(), size)
-                self._file = os.dup(file.fileno())
+        self._file = _new_file(size, on_disk) if file is None else file
+        if self._file is not None:
             weakref.finalize(self, os.close, self._file)
-        else:
-            self._map = mmap.mmap(-1, size)
+        self._map = mmap.mmap(-1 if self._file is None else self._file, size)
         whole: NDArray[np.floating] = np.frombuffer(self._map, dtype).reshape(rows, self._stride // itemsize)
         self.matrix = whole[:, :columns]
         self._free = list(range(rows - 1, -1, -1))
@@ -56,6 +53,7 @@ class Rows:
             return
         if values.shape != self.matrix.shape[1:]:
             raise ValueError(f"a row is {self.matrix.shape[1]} numbers, not of shape {values.shape}")
+        assert self._file is not None
         left, at = np.ascontiguousarray(values, self.matrix.dtype).data.cast("B"), row * self._stride
         try:
             while left:
@@ -66,8 +64,56 @@ class Rows:
                 f"{tempfile.gettempdir()}: can't keep versions there ({e.strerror}); set TMPDIR to a larger disk"
             ) from e
 
+    def place(self) -> "Place | None":
+        """Where another process of this machine finds them; None where it can't."""
+        if self._file is None:
+            return None
+        (rows, columns), dtype = self.matrix.shape, self.matrix.dtype.str
+        return Place(f"/proc/{os.getpid()}/fd/{self._file}", _identity(self._file), rows, columns, dtype, self.on_disk)
+
     def rest(self, rows: Iterable[int]) -> None:
         """Nobody here looks at `rows` for a while: long ones on disk need not stay in this process's memory."""
         if self.on_disk and self._stride >= _LONG:
             for row in rows:
                 self._map.madvise(mmap.MADV_DONTNEED, row * self._stride, self._stride)
+
+
+class Place(NamedTuple):
+    """Where Rows are: their file as seen from other processes, and what is in it."""
+
+    path: str
+    identity: tuple[int, int]  # the path may mean another file in another container
+    rows: int
+    columns: int
+    dtype: str
+    on_disk: bool
+
+
+def found(place: Place) -> Rows | None:
+    """The Rows of another process, which says what row is whose; None if they can't be seen from here."""
+    try:
+        file = os.open(place.path, os.O_RDWR)
+    except OSError:
+        return None
+    if _identity(file) != place.identity:
+        os.close(file)
+        return None
+    return Rows(place.rows, place.columns, place.dtype, place.on_disk, file)
+
+
+def _new_file(size: int, on_disk: bool) -> int | None:
+    """On disk or in memory, without a name, so that nothing is left behind, whatever happens; None if the system has none."""
+    if on_disk:
+        with tempfile.TemporaryFile(prefix="fedbuff-") as temporary:
+            file = os.dup(temporary.fileno())
+    elif hasattr(os, "memfd_create"):
+        file = os.memfd_create("fedbuff")
+    else:
+        return None
+    os.truncate(file, size)
+    return file
+
+
+def _identity(file: int) -> tuple[int, int]:
+    about = os.fstat(file)
+    return about.st_dev, about.st_ino
