@@ -1,7 +1,7 @@
 """Look-ahead, chunks and workers: however trips are trained, the run is the one that lockstep gives."""
 
+import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -307,14 +307,24 @@ def test_rows_are_not_found_where_another_file_has_their_path():
     assert shared.found(mine._replace(path="/proc/0/fd/0")) is None
 
 
-def test_a_disk_that_takes_no_more_and_a_wrong_length_are_said():
-    rows = Rows(4, 5000, np.float32, on_disk=True)
+def test_a_row_of_the_wrong_length_is_said():
     with pytest.raises(ValueError, match="a row is 5000 numbers, not of shape"):
-        rows.write(0, np.zeros(5001, np.float32))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # for files of this process, as if the disk were full
-    try:
-        with pytest.raises(ValueError, match=r"can't keep versions there .*; set TMPDIR to a larger disk"):
-            rows.write(3, np.zeros(5000, np.float32))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        Rows(4, 5000, np.float32, on_disk=True).write(0, np.zeros(5001, np.float32))
+
+
+def test_a_disk_that_takes_no_more_is_said_before_anybody_writes_to_it(monkeypatch):
+    """Of a mapped file on a full disk, a process dies; so room is made before a row is given out."""
+    disk, reserve = 40_000, os.posix_fallocate
+
+    def full(file: int, offset: int, length: int) -> None:
+        if offset + length > disk:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    rows = Rows(4, 5000, np.float32, on_disk=True)
+    (first,) = rows.take(1)
+    with pytest.raises(ValueError, match=r"no room for 2 vectors of 20,480 bytes \(No space left.*; set TMPDIR to"):
+        rows.take(1)
+    rows.give([first])
+    assert rows.take(1) == [first]

@@ -33,14 +33,30 @@ class Rows:
         whole: NDArray[np.floating] = np.frombuffer(self._map, dtype).reshape(rows, self._stride // itemsize)
         self.matrix = whole[:, :columns]
         self._free = list(range(rows - 1, -1, -1))
+        self._reserved = 0  # rows that the disk has room for
 
     def take(self, count: int) -> list[int]:
         """Free rows, those that were used last if possible."""
         if count > len(self._free):
             raise MemoryError(f"no room for {count} vectors: {len(self._free)} of {len(self.matrix)} rows are free")
         taken = self._free[-1 : -count - 1 : -1]
+        if self.on_disk:
+            self._reserve(max(taken, default=-1) + 1)
         del self._free[len(self._free) - count :]
         return taken
+
+    def _reserve(self, rows: int) -> None:
+        """A full disk is an error here, and would be the death of whoever writes to the mapped file."""
+        if rows > self._reserved and hasattr(os, "posix_fallocate"):
+            assert self._file is not None
+            try:
+                os.posix_fallocate(self._file, self._reserved * self._stride, (rows - self._reserved) * self._stride)
+            except OSError as e:
+                raise ValueError(
+                    f"{tempfile.gettempdir()}: no room for {rows} vectors of {self._stride:,} bytes ({e.strerror}); "
+                    "set TMPDIR to a larger disk"
+                ) from e
+            self._reserved = rows
 
     def give(self, rows: list[int]) -> None:
         self._free += rows
@@ -55,14 +71,9 @@ class Rows:
             raise ValueError(f"a row is {self.matrix.shape[1]} numbers, not of shape {values.shape}")
         assert self._file is not None
         left, at = np.ascontiguousarray(values, self.matrix.dtype).data.cast("B"), row * self._stride
-        try:
-            while left:
-                done = os.pwrite(self._file, left, at)
-                left, at = left[done:], at + done
-        except OSError as e:
-            raise ValueError(
-                f"{tempfile.gettempdir()}: can't keep versions there ({e.strerror}); set TMPDIR to a larger disk"
-            ) from e
+        while left:
+            done = os.pwrite(self._file, left, at)
+            left, at = left[done:], at + done
 
     def place(self) -> "Place | None":
         """Where another process of this machine finds them; None where it can't."""
