@@ -47,13 +47,17 @@ def test_any_number_of_workers_gives_the_same_bits(name, small_task):
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_with_little_memory_the_result_is_the_same(name, seed, small_task, monkeypatch):
+def test_with_little_memory_the_result_is_the_same(name, seed, small_task):
     """With room for few updates the look-ahead is short, and versions lie on disk."""
     plenty = run(SERVERS[name], small_task, seed=seed, training=LOOP)
-    monkeypatch.setattr(ahead, "MEMORY", 4 * 40 * 4)
-    little = run(SERVERS[name], small_task, seed=seed, training=LOOP)
+    little = run(SERVERS[name], small_task, seed=seed, training=fb.Training(batched=False, ahead_gib=4 * 40 * 4 / 2**30))
     assert same_arrays(little.weights, plenty.weights)
     assert same_arrays(little.trips, plenty.trips)
+
+
+def test_more_memory_sees_further_up_to_three_times_what_is_in_flight():
+    far = [ahead.horizon(10_000, 10, 700_000, gib * 2**30) for gib in (1, 2, 8, 16)]
+    assert far == [(153, True), (306, True), (3000, False), (3000, False)]
 
 
 class Counting:

@@ -162,7 +162,7 @@ def simulate(
                 return load(folder.path)
         protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
         in_flight = plan.mean_in_flight()
-        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes)
+        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes, training.ahead_gib * 2**30)
         work = trainer(task, client, seed, training, flat)
         if work.note is not None:
             say(f"fedbuff: trips are trained one at a time, which is slower: {work.note}")
