@@ -1,7 +1,7 @@
 """What an experiment is: the runs it needs, and what their cells come to."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,6 @@ class Ask:
     def tables(self, method: str, **changes: Any) -> Table:
         """The settings of `method` on the dataset; `changes` as in `methods.tables`."""
         return methods.tables(self.dataset, self.tuned, method, **changes)
-
-    def at_hand(self) -> Dataset:
-        """The dataset, with what its data shows: there may be less of it than the paper had."""
-        return replace(self.dataset, one_step=self.dataset.one_step or max(self.sizes) <= methods.BATCH_SIZE)
 
     @property
     def sizes(self) -> list[int]:

@@ -77,8 +77,7 @@ class Request:
     def asks(self, experiment: Experiment) -> Iterator[Ask]:
         """One for each dataset."""
         for dataset in self.datasets(experiment):
-            ask = Ask(dataset, self.out / "settings", self.seeds, self.quick)
-            yield ask if dataset.name not in REAL else replace(ask, dataset=ask.at_hand())
+            yield Ask(dataset, self.out / "settings", self.seeds, self.quick)
 
     def datasets(self, experiment: Experiment) -> list[Dataset]:
         if not experiment.datasets:
