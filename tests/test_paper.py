@@ -190,6 +190,16 @@ def test_other_settings_and_seeds_are_other_cells(tmp_path):
     assert len(where) == 2 * len(made)
 
 
+def test_a_setting_that_comes_anew_leaves_kept_cells_their_names():
+    """Else hours of runs would be asked for again, and interrupted ones could not go on."""
+    kept = sorted((Path(__file__).parents[1] / "results" / "paper" / "cells").glob("*.json"))
+    one_of_each = {path.name.rsplit("-", 2)[0]: path for path in kept}.values()
+    assert len(one_of_each) > 5
+    for path in one_of_each:
+        cell = json.loads(path.read_text())
+        assert cells.where(from_tables({**cell["settings"], "seed": cell["seed"]}), Path()).name == path.name
+
+
 def test_a_cell_is_the_run_of_its_settings(tmp_path):
     cell = cells.measure(ask(tmp_path).tables("fedavgm"), 3, tmp_path, workers=1, say=silent)
     task = fb.tasks.digits(clients=120, model=fb.models.linear())

@@ -63,7 +63,7 @@ def test_a_worker_on_our_node_writes_where_we_read_and_one_elsewhere_sends(addre
 
 def test_memory_that_is_out_of_reach_is_done_without(address, small_task, monkeypatch):
     here = run(SERVERS["fedbuff"], small_task)
-    monkeypatch.setattr(Rows, "place", lambda rows: Place("/nowhere", (0, 0), *rows.matrix.shape, "<f4", False))
+    monkeypatch.setattr(Rows, "place", lambda rows: Place("/nowhere", "", *rows.matrix.shape, "<f4", False))
     there = run(SERVERS["fedbuff"], small_task, engine="ray", address=address)
     assert same_arrays(there.weights, here.weights)
 

@@ -21,6 +21,7 @@ from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import NOW, Chunk, Pool
 
+MEMORY = 1 << 30  # bytes of updates that may wait for their server step, if not said otherwise
 _TRIPS = 64  # a chunk has at most so many trips,
 _BYTES = 64 << 20  # and updates of so many bytes
 _COST = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
@@ -33,7 +34,7 @@ _OVER = (
 _SOON = 3  # a trip that is needed before so many chunks are filled is needed soon
 
 
-def horizon(in_flight: float, buffer_size: int, update_bytes: int, memory: float = 1 << 30) -> tuple[int, bool]:
+def horizon(in_flight: float, buffer_size: int, update_bytes: int, memory: float = MEMORY) -> tuple[int, bool]:
     """How many server steps to look ahead, and whether `memory`, in bytes, is the limit.
 
     Far enough that nearly every trip in flight has ended by then, if the updates of all of them fit into memory.

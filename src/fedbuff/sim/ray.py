@@ -1,8 +1,8 @@
 """A pool of workers on a Ray cluster: `pip install 'fedbuff[ray]'`.
 
 Each worker is an actor with one core. The task goes into the cluster's object store once, every version too, from where
-each node fetches it once; a chunk's trips go out in one call. Its updates come back in one object, or, from an actor on
-this very machine, through memory that it shares with us. An actor or a node that dies is replaced and its work done again:
+each node fetches it once; a chunk's trips go out in one call. Its updates come back in one object, or, from an actor of
+our own node, through memory that it shares with us. An actor or a node that dies is replaced and its work done again:
 the result does not change.
 """
 

@@ -1,10 +1,12 @@
 """Vectors of one length in memory that processes of one machine share, taken and given back by row."""
 
+import contextlib
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 _PAGE = mmap.PAGESIZE
 _LONG = 1 << 20  # bytes: shorter rows are left to the system, as getting back to their pages costs more than they take
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux: differs from machine to machine, and from start to start
 
 
 class Rows:
@@ -49,13 +52,8 @@ class Rows:
         """A full disk is an error here, and would be the death of whoever writes to the mapped file."""
         if rows > self._reserved and hasattr(os, "posix_fallocate"):
             assert self._file is not None
-            try:
+            with self._on_a_full_disk():
                 os.posix_fallocate(self._file, self._reserved * self._stride, (rows - self._reserved) * self._stride)
-            except OSError as e:
-                raise ValueError(
-                    f"{tempfile.gettempdir()}: no room for {rows} vectors of {self._stride:,} bytes ({e.strerror}); "
-                    "set TMPDIR to a larger disk"
-                ) from e
             self._reserved = rows
 
     def give(self, rows: list[int]) -> None:
@@ -71,13 +69,24 @@ class Rows:
             raise ValueError(f"a row is {self.matrix.shape[1]} numbers, not of shape {values.shape}")
         assert self._file is not None
         left, at = np.ascontiguousarray(values, self.matrix.dtype).data.cast("B"), row * self._stride
-        while left:
-            done = os.pwrite(self._file, left, at)
-            left, at = left[done:], at + done
+        with self._on_a_full_disk():
+            while left:
+                done = os.pwrite(self._file, left, at)
+                left, at = left[done:], at + done
+
+    @contextlib.contextmanager
+    def _on_a_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            raise ValueError(
+                f"{tempfile.gettempdir()}: can't keep vectors of {self._stride:,} bytes there ({e.strerror}); "
+                "set TMPDIR to a larger disk"
+            ) from e
 
     def place(self) -> "Place | None":
         """Where another process of this machine finds them; None where it can't."""
-        if self._file is None:
+        if self._file is None or not _BOOT.is_file():
             return None
         (rows, columns), dtype = self.matrix.shape, self.matrix.dtype.str
         return Place(f"/proc/{os.getpid()}/fd/{self._file}", _identity(self._file), rows, columns, dtype, self.on_disk)
@@ -93,7 +102,7 @@ class Place(NamedTuple):
     """Where Rows are: their file as seen from other processes, and what is in it."""
 
     path: str
-    identity: tuple[int, int]  # the path may mean another file in another container
+    identity: str  # the path may mean another file in another container, or on another machine
     rows: int
     columns: int
     dtype: str
@@ -104,27 +113,28 @@ def found(place: Place) -> Rows | None:
     """The Rows of another process, which says what row is whose; None if they can't be seen from here."""
     try:
         file = os.open(place.path, os.O_RDWR)
-    except OSError:
-        return None
-    if _identity(file) != place.identity:
+        if _identity(file) == place.identity:
+            return Rows(place.rows, place.columns, place.dtype, place.on_disk, file)
         os.close(file)
-        return None
-    return Rows(place.rows, place.columns, place.dtype, place.on_disk, file)
+    except OSError:
+        pass
+    return None
 
 
 def _new_file(size: int, on_disk: bool) -> int | None:
     """On disk or in memory, without a name, so that nothing is left behind, whatever happens; None if the system has none."""
     if on_disk:
         with tempfile.TemporaryFile(prefix="fedbuff-") as temporary:
-            file = os.dup(temporary.fileno())
-    elif hasattr(os, "memfd_create"):
-        file = os.memfd_create("fedbuff")
-    else:
+            temporary.truncate(size)
+            return os.dup(temporary.fileno())
+    if not hasattr(os, "memfd_create"):
         return None
+    file = os.memfd_create("fedbuff")
     os.truncate(file, size)
     return file
 
 
-def _identity(file: int) -> tuple[int, int]:
+def _identity(file: int) -> str:
+    """What tells a file from all others, since this machine was started."""
     about = os.fstat(file)
-    return about.st_dev, about.st_ino
+    return f"{_BOOT.read_text(encoding='ascii').strip()} {about.st_dev} {about.st_ino}"

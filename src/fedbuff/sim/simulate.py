@@ -26,7 +26,7 @@ from fedbuff.privacy.protection import Protection, protect
 from fedbuff.privacy.settings import Privacy
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
-from fedbuff.sim.ahead import Ahead, horizon
+from fedbuff.sim.ahead import MEMORY, Ahead, horizon
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
@@ -162,7 +162,8 @@ def simulate(
                 return load(folder.path)
         protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
         in_flight = plan.mean_in_flight()
-        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes, training.ahead_gib * 2**30)
+        memory = MEMORY if training.ahead_gib is None else training.ahead_gib * 2**30
+        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes, memory)
         work = trainer(task, client, seed, training, flat)
         if work.note is not None:
             say(f"fedbuff: trips are trained one at a time, which is slower: {work.note}")
