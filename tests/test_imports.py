@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "secagg_demo": {"core", "report", "secagg", "secagg_demo", "sim", "trusted"},
     "sim": {"compiled", "core", "learn", "norm", "privacy", "report", "secagg", "sim", "toml", "version"},
     "toeplitz.py": {"compiled"},
-    "toml.py": set(),
+    "toml.py": {"fingerprint"},
+    "fingerprint.py": set(),
     "presets.py": {"core", "learn"},
     "paper": {
         *("arguments", "bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"),

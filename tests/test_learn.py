@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
 from fedbuff.learn.evaluate import evaluate
+from fedbuff.learn.first_look import first_look
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.shuffle import batches
@@ -317,3 +319,67 @@ def test_examples_are_grouped_by_a_natural_key():
     x, y = np.arange(4.0), np.arange(4)
     clients = fb.split_examples(x, y, fb.by_key(["a", "b", "a", "c"]))
     assert [labels.tolist() for _, labels in clients] == [[0, 2], [1], [3]]
+
+
+# ── a first look ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+X, Y = np.zeros((10, 8), np.float32), np.arange(10) % 3
+
+
+def fitting(**changes: object) -> fb.Task:
+    """Eight numbers in, three classes out."""
+    parts = {"model": lambda: torch.nn.Linear(8, 3), "loss": F.cross_entropy, "clients": [(X, Y)] * 5, "evaluate": (X, Y)}
+    return fb.Task(**{**parts, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"clients": [(X, Y[:, None])]}, r"clients\[0\]: .* inputs float32\[10, 8\] and labels int64\[10, 1\]: "),
+        ({"clients": [(X, Y / 2)]}, r"clients\[0\]: .*labels float64\[10\]: "),
+        ({"clients": [(X, Y.astype(str))]}, r"clients\[0\]: .*labels <U"),
+        ({"clients": [(X[:, :7], Y)]}, r"clients\[0\]: .*float32\[10, 7\].*cannot be multiplied"),
+        ({"clients": [(X.astype(np.uint8), Y)]}, r"clients\[0\]: .*uint8\[10, 8\].*dtype"),
+        ({"clients": [(X, Y), (X, Y + 1)]}, r"clients\[1\]: label 3; the model has outputs for 0 to 2"),
+        ({"clients": [(X, Y), (X, Y - 1)]}, r"clients\[1\]: label -1; the model has outputs for 0 to 2"),
+        ({"evaluate": {"seen": (X, Y), "new": (X, Y + 5)}}, "evaluate, new: "),
+        ({"evaluate": (X[:, :7], Y)}, "evaluate, test: "),
+        ({"model": torch.nn.Linear(8, 3)}, "model: give the function that makes it"),
+        ({"loss": lambda output, label: F.cross_entropy(output, label, reduction="none")}, r"loss: .*shape \(2,\)"),
+        ({"loss": lambda output, label: 1.0}, "loss: expected the mean .* got float"),
+    ],
+)
+def test_a_task_that_does_not_fit_together_is_said_before_a_folder_is_made(changes, complaint, tmp_path):
+    server, client = fb.presets.fedbuff(fb.LocalSGD(lr=0.1), concurrency=2, buffer_size=2)
+    with pytest.raises(ValueError, match=complaint) as refused:
+        fb.simulate(server, fitting(**changes), client=client, until=fb.trips(10), workers=1, out=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_first_look_leaves_no_trace():
+    """Labels to be ignored are fine; dropout draws nothing, and what a model remembers is not touched."""
+    task = fitting(model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Dropout(0.5)), evaluate=(X, Y * 0 - 100))
+    flat, weights = initial_weights(task, 0)
+    before = torch.get_rng_state()
+    first_look(task, flat)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert flat.module.training
+    assert np.array_equal(flat.weights(), weights)
+
+
+@pytest.mark.parametrize(
+    ("part", "complaint"), [({"loss": torch.nn.CrossEntropyLoss}, "is a class"), ({"evaluate": None}, "evaluate: ")]
+)
+def test_parts_of_the_wrong_kind_are_refused(part, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        fitting(**part)
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path):
+    server, client = fb.presets.fedbuff(fb.LocalSGD(lr=0.1), concurrency=2, buffer_size=2)
+    training = fb.Training(device="cuda:99")
+    with pytest.raises(ValueError, match=r"training\.device='cuda:99': torch can't compute there"):
+        fb.simulate(server, fitting(), client=client, until=fb.trips(10), training=training, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

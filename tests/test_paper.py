@@ -382,6 +382,7 @@ def test_list_says_what_is_cached(fedbuff, tmp_path):
         (("table1", "--seeds", "0,0"), "--seeds 0,0: expected different integers"),
         (("table1", "--seeds", "x"), "--seeds x: expected different integers"),
         (("table1", "--data", "nowhere"), "--data nowhere: no such folder"),
+        (("report", "--out", "nowhere"), "--out nowhere: no such folder"),
         (("table1", "--workers", "0"), "--workers 0: expected more than 0"),
         (("fig-bias", "--dataset", "cifar10"), "fig-bias can't be run on it"),
         (("fig-progress", "--dataset", "cifar10"), "fig-progress needs no data"),

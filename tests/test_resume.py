@@ -1,15 +1,20 @@
 """kill −9 at any moment, then --resume: the same weights and trips as the run that was never interrupted."""
 
 import json
+import os
 import random
 import signal
 import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from conftest import command
+import fedbuff as fb
+from conftest import command, same_arrays
+from fedbuff.fingerprint import fingerprint
 from fedbuff.report.files import FolderError, lock, write_atomically, write_text
 
 SYNCHRONOUS = ("server.start.cohort={size=16,over_selection=0.25}", "server.buffer_size=16", "dropout=0.1")
@@ -88,8 +93,7 @@ def test_a_damaged_checkpoint_is_named(settings_file, fedbuff, tmp_path):
 def test_resuming_with_other_settings_is_refused(settings_file, fedbuff, tmp_path):
     fedbuff("run", settings_file, "--out", tmp_path / "run")
     done = fedbuff("run", settings_file, "--set", "client.lr=0.2", "--out", tmp_path / "run", "--resume", code=2)
-    assert "lr = 0.1" in done.stderr
-    assert "lr = 0.2" in done.stderr
+    assert "there client.lr = 0.1, here client.lr = 0.2" in done.stderr
 
 
 def test_two_processes_do_not_share_a_folder(settings_file, fedbuff, tmp_path):
@@ -106,3 +110,61 @@ def test_a_finished_run_is_shown_and_not_run_again(settings_file, fedbuff, tmp_p
     again = fedbuff("run", "--resume", "--out", tmp_path / "run", "--json")
     assert json.loads(again.stdout) == json.loads(before)
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_with_another_function_of_the_same_name(small_task, tmp_path):
+    def go(base: float, resume: bool = True) -> fb.Run:
+        server = fb.Server(start=fb.refill(4), buffer_size=2, weigh=lambda tau: base**tau)
+        how = {"client": fb.LocalSGD(lr=0.1), "until": fb.trips(20), "workers": 1}
+        return fb.simulate(server, small_task, **how, out=tmp_path, resume=resume)
+
+    first = go(0.9, resume=False)
+    (tmp_path / "summary.json").unlink()  # as if it had been killed right before
+    with pytest.raises(
+        FolderError, match=r'there server.weigh = "python: .*<lambda> \(\w{8}\)", here server.weigh = "python: '
+    ):
+        go(0.1)
+    assert same_arrays(go(0.9).weights, first.weights)
+
+
+def power(tau: int, base: float = 0.5) -> float:
+    return base**tau
+
+
+class Power:
+    def __init__(self, base: float) -> None:
+        self.base = base
+
+    def __call__(self, tau: int) -> float:
+        return self.base**tau
+
+
+def test_a_fingerprint_is_of_the_code_and_what_it_holds():
+    of = {
+        "plain": power,
+        "partial": partial(power, base=0.1),
+        "other partial": partial(power, base=0.2),
+        "object": Power(0.1),
+        "other object": Power(0.2),
+        "method": Power(0.1).__call__,
+        "nested": lambda tau: sum(0.1 * t for t in range(tau)),
+        "other nested": lambda tau: sum(0.2 * t for t in range(tau)),
+    }
+    assert len({fingerprint(function) for function in of.values()}) == len(of)
+    assert fingerprint(partial(power, base=0.1)) == fingerprint(partial(power, base=0.1))
+    assert fingerprint(Power(0.1)) == fingerprint(Power(0.1))
+
+
+def test_a_fingerprint_is_the_same_in_another_process():
+    code = "from test_resume import Power, power; from functools import partial; from fedbuff.fingerprint import fingerprint\n"
+    code += "print(fingerprint(power), fingerprint(Power(0.1)), fingerprint(lambda tau: tau in {'a', 'b', 3}))"
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    here = fingerprint(power), fingerprint(Power(0.1)), fingerprint(lambda tau: tau in {"a", "b", 3})
+    assert there.stdout.split() == list(here)

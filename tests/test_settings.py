@@ -151,6 +151,8 @@ def test_variants_are_the_file_with_their_changes():
         ("algorithm.fedbuff.buffersize=3", "did you mean algorithm.fedbuff.buffer_size?"),
         ("algorithm.fedbuff.concurrency=0", "algorithm.fedbuff.concurrency=0: expected an integer >= 1"),
         ("client.lr=fast", 'client.lr = "fast": expected a number'),
+        ("client.lr=inf", "client.lr=inf: expected a finite number >= 0"),
+        ("tune.client.lr=[1, 2]", "tune: this file is for `fedbuff tune`"),
         ("client.lr=nan", "client.lr=nan: expected a number >= 0"),
         ("client=3", "client = 3: expected a table with lr, epochs"),
         ("client.batch_size=0", "client.batch_size=0"),

@@ -49,6 +49,8 @@ def test_a_preset_says_what_can_be_searched():
     assert space["algorithm.fedbuff.lr"] == between(1e-8, 10000)
     assert space["algorithm.fedbuff.beta"] == (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
     assert space_of({"algorithm": "fedprox"}, RANGES["paper"])[0]["algorithm.fedprox.mu"] == (0.001, 0.01, 0.1, 1)
+    spelled_out = {"start": {"refill": {"concurrency": 9}}, "buffer_size": 3}
+    assert set(space_of({"server": spelled_out}, RANGES["paper"])[0]) == {"client.lr", "server.optimizer.sgd.lr"}
     assert set(space_of({"algorithm": "fedavg"}, RANGES["paper"])[0]) == {"client.lr", "algorithm.fedavg.lr"}
 
 

@@ -218,6 +218,8 @@ def _known_keys(tables: Table) -> None:
     for key, value in tables.items():
         if key == "compare":
             raise SettingsError("compare: this file holds several variants; use `fedbuff compare`, or remove [compare.…]")
+        if key == "tune":
+            raise SettingsError("tune: this file is for `fedbuff tune`, which writes a best.toml to run; or remove [tune]")
         if key not in known:
             raise SettingsError(f"{key} = {toml.show(value)}: unknown key; {toml.suggest(key, known)}")
 

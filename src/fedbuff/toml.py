@@ -19,6 +19,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
+from fedbuff.fingerprint import fingerprint
+
 Table = dict[str, Any]
 
 
@@ -126,7 +128,7 @@ def _join(path: str, key: str) -> str:
 def encode(value: Any) -> Any:
     """A value as TOML can hold it: a dataclass as {its name: {field: …}}, None left out.
 
-    A user's own function becomes the string "python: its name": true to say, though it can't be read back.
+    A user's own function becomes the string "python: its name (its fingerprint)": true to say, though it can't be read back.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {type(value).__name__: fields_of(value)}
@@ -138,7 +140,7 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items() if item is not None}
-    return f"python: {getattr(value, '__qualname__', repr(value))}"
+    return f"python: {getattr(value, '__qualname__', type(value).__qualname__)} ({fingerprint(value)})"
 
 
 def table_of(make: Callable[..., Any], arguments: Table) -> Table:
@@ -169,18 +171,21 @@ def dumps(table: Table) -> str:
     lines = [f"{_key(key)} = {show(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, value in table.items():
         if isinstance(value, dict):
-            lines += ["", f"[{_key(key)}]", *_dotted(value, "")]
+            lines += ["", f"[{_key(key)}]", *(f"{path} = {text}" for path, text in dotted(value).items())]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _dotted(table: Table, prefix: str) -> list[str]:
-    lines = []
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A table's leaves by their dotted paths, as they stand in TOML.
+
+    >>> dotted({"seed": 0, "server": {"optimizer": {"sgd": {"lr": 1.0}}}})
+    {'seed': '0', 'server.optimizer.sgd.lr': '1.0'}
+    """
+    found: dict[str, str] = {}
     for key, value in table.items():
-        if isinstance(value, dict) and value:
-            lines += _dotted(value, f"{prefix}{_key(key)}.")
-        else:
-            lines.append(f"{prefix}{_key(key)} = {show(value)}")
-    return lines
+        inner = isinstance(value, Mapping) and value
+        found |= dotted(value, f"{prefix}{_key(key)}.") if inner else {f"{prefix}{_key(key)}": show(value)}
+    return found
 
 
 def show(value: Any) -> str:

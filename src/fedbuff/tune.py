@@ -12,7 +12,7 @@ that was not.
 import contextlib
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,23 +111,35 @@ def tune(
 def space_of(
     tables: Table, ranges: Mapping[str, between | tuple[float, ...]]
 ) -> tuple[dict[str, between | tuple[float, ...]], Table]:
-    """What is searched, and the tables without [tune]: from [tune] if the file has one, else what its preset can be given.
+    """What is searched, and the tables without [tune]: from [tune] if the file has one, else what its preset can be given,
+    or its server's optimizer.
 
     >>> space_of({"algorithm": {"fedprox": {}}, "client": {"lr": 1.0}}, RANGES["paper"])[0].keys()
     dict_keys(['client.lr', 'algorithm.fedprox.lr', 'algorithm.fedprox.mu'])
+    >>> server = {"start": {"refill": {"concurrency": 9}}, "buffer_size": 3, "optimizer": "momentum"}
+    >>> space_of({"server": server, "client": {"lr": 1.0}}, RANGES["paper"])[0].keys()
+    dict_keys(['client.lr', 'server.optimizer.momentum.lr', 'server.optimizer.momentum.beta'])
     """
     rest = {key: value for key, value in tables.items() if key != "tune"}
     if "tune" in tables:
         return {path: searched(path, value) for path, value in flat(tables["tune"])}, rest
+    path, own = _tunable(tables)
+    found = {f"{path}.{key}": ranges[key] for key in ("lr", "beta", "mu") if key in own and key in ranges}
+    return ({"client.lr": ranges["client"]} if "client" in ranges else {}) | found, rest
+
+
+def _tunable(tables: Table) -> tuple[str, Container[str]]:
+    """What has learning rates, by its path, and what it can be given: the preset, or the server's optimizer."""
+    if "algorithm" not in tables and isinstance(tables.get("server"), dict):
+        optimizer = toml.decode(settings.ServerSettings, tables["server"], "server").optimizer
+        return f"server.optimizer.{type(optimizer).__name__}", toml.fields_of(optimizer)
     named = tables.get("algorithm")
     name = next(iter(named), "") if isinstance(named, dict) else named
     if not name:
         raise SettingsError("tune: nothing to search; give a preset as [algorithm.NAME], or the ranges in [tune]")
     if name not in PRESETS:
         raise SettingsError(f"algorithm = {toml.show(name)}: unknown; {toml.suggest(str(name), PRESETS)}")
-    own = toml.parameters(PRESETS[name])
-    found = {f"algorithm.{name}.{key}": ranges[key] for key in ("lr", "beta", "mu") if key in own and key in ranges}
-    return ({"client.lr": ranges["client"]} if "client" in ranges else {}) | found, rest
+    return f"algorithm.{name}", toml.parameters(PRESETS[name])
 
 
 def flat(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,19 +19,26 @@ def integer(at_least: int, /, **values: Any) -> None:
 def number(low: float, high: float = math.inf, /, *, above: bool = False, below: bool = False, **values: Any) -> None:
     """Finite, `low <= value <= high`; `low < value` with `above`, `value < high` with `below`."""
     for name, value in values.items():
-        fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not fits or not (low < value if above else low <= value) or not (value < high if below else value <= high):
+        real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not real or not (low < value if above else low <= value) or not (value < high if below else value <= high):
             bounds = [f"{'>' if above else '>='} {low:g}"] if math.isfinite(low) else []
             bounds += [f"{'<' if below else '<='} {high:g}"] if math.isfinite(high) else []
-            raise ValueError(
-                f"{name}={value!r}: expected a {' '.join(['number', ' and '.join(bounds)]) if bounds else 'finite number'}"
-            )
+            endless = not bounds or (isinstance(value, Real) and math.isinf(value))
+            kind = "finite number" if endless else "number"
+            raise ValueError(f"{name}={value!r}: expected a {' '.join([kind, ' and '.join(bounds)]).strip()}")
 
 
 def one_of(allowed: tuple[str, ...], /, **values: Any) -> None:
     for name, value in values.items():
         if value not in allowed:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+
+
+def fits(fit: bool, expected: str, /, **values: Any) -> None:
+    """For what is neither a number nor a word: `until=100: expected …`."""
+    for name, value in values.items():
+        if not fit:
+            raise ValueError(f"{name}={value!r}: expected {expected}")
 
 
 def plain(part: T) -> T:

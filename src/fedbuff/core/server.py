@@ -86,6 +86,11 @@ class Server:
             raise ValueError(
                 "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"
             )
+        check.fits(
+            callable(weigh) and not isinstance(weigh, type), "a function of staleness, e.g. polynomial(0.5)", weigh=weigh
+        )
+        made = hasattr(optimizer, "step") and not isinstance(optimizer, type)
+        check.fits(made, "what takes a server step, e.g. sgd(1.0)", optimizer=optimizer)
         self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
         self.buffer_size = int(buffer_size)
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing

@@ -34,6 +34,8 @@ Train = Callable[..., Matrix]
 
 def initial_weights(task: Task, seed: int) -> tuple[Flat, Vector]:
     """The model with its initial weights, drawn from the seed and leaving torch's own generator as it was."""
+    if isinstance(task.model, torch.nn.Module):
+        raise ValueError("model: give the function that makes it, e.g. lambda: nn.Linear(8, 3), instead of a model")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_for(seed, "model"))
         flat = Flat(task.model())

@@ -39,6 +39,10 @@ class Task:
     settings: Mapping[str, Any] | None = None  # its table in a settings file, where it can be made from one
 
     def __post_init__(self) -> None:
+        if isinstance(self.loss, type):
+            raise ValueError(f"loss={self.loss.__name__}: is a class; give an instance of it, or a function")
+        if not isinstance(self.evaluate, Mapping) and not (isinstance(self.evaluate, tuple | list) and len(self.evaluate) == 2):
+            raise ValueError("evaluate: expected held-out (inputs, labels), or a dict of several such splits")
         if len(self.clients) == 0:
             raise ValueError("clients: a task needs at least one client")
         if not self.splits or any(len(x) != len(y) or len(y) == 0 for x, y in self.splits.values()):

@@ -311,7 +311,12 @@ def python(file: str, function: str = "task", arguments: dict[str, Any] | None =
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that its classes can be found again by name
     sys.path.insert(0, str(path.parent.resolve()))  # and that it can import its neighbours
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as e:
+        raise ValueError(f"file={file!r}: line {e.lineno}: {e.msg}") from e
+    except ImportError as e:
+        raise ValueError(f"file={file!r}: {e}") from e
     if not hasattr(module, function):
         raise ValueError(f"function={function!r}: {file} has no function of that name")
     try:

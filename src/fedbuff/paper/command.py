@@ -77,6 +77,8 @@ def paper(args: argparse.Namespace) -> None:
     else:
         for kept in results:
             print_result(kept)
+    if args.name == "report" and not args.out.is_dir():
+        raise SettingsError(f"--out {args.out}: no such folder, so there is nothing to report")
     if args.name in ("all", "report"):
         text, missing = report.report(args.out, args.page)
         args.page.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ Whoever finds a summary.json finds a finished run. docs/run-folder.md describes 
 import json
 import os
 import secrets
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,22 @@ class Folder:
         self.path = path
         make_writable_folder(path, needed)
         self._lock = lock(path)
-        text = toml.dumps(settings)
-        existing = path / "settings.toml"
-        if existing.exists():
-            if not resume:
-                raise FolderError(f"{path} already holds a run: go on with --resume, or choose another --out")
-            if existing.read_text(encoding="utf-8") != text:
-                raise FolderError(
-                    f"{path} holds a run with other settings: {_difference(existing.read_text(encoding='utf-8'), text)}"
-                )
-        else:
-            write_text(existing, text)
+        try:
+            self._claim(toml.dumps(settings), resume)
+        except BaseException:
+            self._lock.close()
+            raise
         (path / "checkpoint").mkdir(exist_ok=True)
+
+    def _claim(self, text: str, resume: bool) -> None:
+        """Write the settings down, or see that the run that is there has the same."""
+        existing = self.path / "settings.toml"
+        if not existing.exists():
+            write_text(existing, text)
+        elif not resume:
+            raise FolderError(f"{self.path} already holds a run: go on with --resume, or choose another --out")
+        elif (kept := existing.read_text(encoding="utf-8")) != text:
+            raise FolderError(f"{self.path} holds a run with other settings: {_difference(kept, text)}")
 
     def __enter__(self) -> "Folder":
         return self
@@ -152,7 +157,11 @@ def read_weights(path: Path) -> Arrays:
 
 
 def _difference(old: str, new: str) -> str:
-    before, after = set(old.splitlines()), set(new.splitlines())
-    gone = [line for line in old.splitlines() if line not in after]
-    come = [line for line in new.splitlines() if line not in before]
-    return f"there {' | '.join(gone[:3]) or 'nothing more'}, here {' | '.join(come[:3]) or 'nothing more'}"
+    """Which settings of two TOML texts differ, three of them at most."""
+    try:
+        there, here = toml.dotted(tomllib.loads(old)), toml.dotted(tomllib.loads(new))
+    except tomllib.TOMLDecodeError as e:
+        return f"its settings.toml is damaged ({e})"
+    differ = [path for path in {**there, **here} if there.get(path) != here.get(path)]
+    gone, come = ([f"{path} = {side[path]}" for path in differ if path in side][:3] for side in (there, here))
+    return f"there {' | '.join(gone) or 'nothing more'}, here {' | '.join(come) or 'nothing more'}"

@@ -217,12 +217,12 @@ def grouped(digests: Sequence[Digest]) -> list[Group]:
     for d in digests:
         same.setdefault(json.dumps(_without_seed(d), sort_keys=True), []).append(d)
     names = [str(runs[0].summary["algorithm"]) for runs in same.values()]
-    tables = [flat(_without_seed(runs[0])) for runs in same.values()]
+    tables = [toml.dotted(_without_seed(runs[0])) for runs in same.values()]
     named: dict[str, list[Digest]] = {}
     for i, runs in enumerate(same.values()):
         twins = [table for name, table in zip(names, tables, strict=True) if name == names[i]]
         differing = [key for key in tables[i] if any(table.get(key) != tables[i][key] for table in twins)]
-        remarks = [f"{key.rpartition('.')[2]} {tables[i][key]}" for key in differing[:3]]
+        remarks = [f"{_told_apart(key, differing)} {tables[i][key]}" for key in differing[:3]]
         name = " ".join([names[i], f"({', '.join(remarks)})" if remarks else ""]).strip()
         while name in named:
             name += "′"
@@ -230,17 +230,14 @@ def grouped(digests: Sequence[Digest]) -> list[Group]:
     return [Group(name, runs) for name, runs in named.items()]
 
 
+def _told_apart(path: str, others: Sequence[str]) -> str:
+    """The last part of a setting's path, with the first where others end alike: client.lr, server.lr."""
+    first, last = path.partition(".")[0], path.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in others].count(last) == 1 else f"{first}.{last}"
+
+
 def _without_seed(d: Digest) -> dict[str, Any]:
     return {key: value for key, value in d.settings.items() if key != "seed"}
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Settings as dotted keys and values as they stand in TOML."""
-    found: dict[str, str] = {}
-    for key, value in tables.items():
-        inner = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": toml.show(value)}
-    return found
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,7 +296,7 @@ def _accuracy(spread: Mapping[str, float | None] | None) -> str:
 
 def _settings_tables(groups: Sequence[Group]) -> str:
     """What differs, in full view; what is the same for all, folded away."""
-    columns = [flat(_without_seed(group.runs[0])) for group in groups]
+    columns = [toml.dotted(_without_seed(group.runs[0])) for group in groups]
     keys = _in_order([key for column in columns for key in column if key != "name"])  # which heads the columns
     differing = [key for key in keys if len({column.get(key) for column in columns}) > 1]
     same = [key for key in keys if key not in differing]

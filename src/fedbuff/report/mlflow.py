@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbuff import toml
-from fedbuff.report.html import flat
 from fedbuff.report.scalars import scalars
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def mlflow(
             return run, max((m.step for m in client.get_metric_history(run, "run/server_steps")), default=-1)
         tags = {"fedbuff_run": same, "fedbuff_folder": str(folder)}
         run = client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
-        params = [Param(key, value[:_LONGEST]) for key, value in flat(settings).items()]
+        params = [Param(key, value[:_LONGEST]) for key, value in toml.dotted(settings).items()]
         for some in range(0, len(params), 100):
             client.log_batch(run, params=params[some : some + 100])
         return run, -1

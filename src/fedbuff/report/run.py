@@ -90,6 +90,8 @@ class Run:
                 else f"{s['staleness_mean']:.2f} on average, {s['staleness_max']} at most",
             ),
         ]
+        if failed := int(np.count_nonzero(np.asarray(self.trips["outcome"]) == "failed")):
+            rows.append(("refused", f"{failed:,} updates that were not finite; trips.parquet says whose"))
         for split, values in s["metrics"].items():
             rows.append((split, ", ".join(f"{name} {_number(value)}" for name, value in values.items())))
         if s["target"] is not None:
@@ -106,7 +108,7 @@ class Run:
         rows.append(("took", f"{s['wall_seconds']:.1f} s, {s['trips_per_second']:.0f} trips/s, {s['peak_memory_mb']:.0f} MB"))
         if self.folder is not None:
             rows.append(("folder", str(self.folder)))
-        return "\n".join(lines + [f"  {name:<14}{value}" for name, value in rows])
+        return "\n".join(lines + [f"  {name:<13} {value}" for name, value in rows])
 
     def plot(self, metric: str = "accuracy", against: str = "trips") -> "Plot":
         """The metric against "trips", "server_steps" or "virtual_time"; `.save("curve.svg")` writes it."""

@@ -87,9 +87,12 @@ def simulate(
 
     from fedbuff.learn.cost import multiplications
     from fedbuff.learn.evaluate import blocks
+    from fedbuff.learn.first_look import first_look
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
 
+    check.fits(isinstance(until, Until), "when to stop, e.g. fedbuff.trips(1000)", until=until)
+    check.fits(isinstance(client, LocalSGD), "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
     check.integer(0, seed=seed)
     check.number(0, checkpoint_every=checkpoint_every)
     if workers is not None:
@@ -119,6 +122,7 @@ def simulate(
             ends = secure_aggregation.max_staleness
             stalest = ends if stalest is None else min(stalest, ends)
         flat, drawn = initial_weights(task, seed)
+        first_look(task, flat, training.device)
         weights = _starting_point(server, drawn)
         plan = fastest(
             start=server.start,

@@ -1,0 +1,76 @@
+"""A first look at a task: do its model, loss and examples fit together? So that a mistake is said before a run begins."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.task import Task
+from fedbuff.learn.tasks import cross_entropy
+
+_ROWS = 2  # examples that are looked at
+_CLIENTS = 100_000  # whose labels are looked at
+_IGNORED = -100  # a label that torch's cross entropy passes over
+
+
+def first_look(task: Task, flat: Flat, device: str = "cpu") -> None:
+    """Apply model and loss to a few examples of a client and of what is held out; a ValueError says what does not fit."""
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as e:
+        raise ValueError(f"training.device={device!r}: torch can't compute there: {str(e).splitlines()[0]}") from e
+    training = flat.module.training
+    flat.module.eval()  # draws no random numbers, and remembers nothing
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = _try(task, flat, "clients[0]", *task.clients[0])
+            for name, (x, y) in task.splits.items():
+                _try(task, flat, f"evaluate, {name}", x, y)
+    finally:
+        flat.module.train(training)
+    if task.loss in (cross_entropy, torch.nn.functional.cross_entropy) and output.ndim == 2:
+        _labels_fit(task, output.shape[1])
+
+
+def _try(task: Task, flat: Flat, where: str, x: Any, y: Any) -> torch.Tensor:
+    with _said_where(task, where, x, y):
+        inputs, labels = (as_tensor(part[:_ROWS], like=flat.vector) for part in (x, y))
+        output: torch.Tensor = flat.module(inputs)
+        loss = task.loss(output, labels)
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ValueError(f"loss: expected the mean over the examples, one number; got {found}")
+    return output
+
+
+@contextmanager
+def _said_where(task: Task, where: str, x: Any, y: Any) -> Iterator[None]:
+    try:
+        yield
+    except (IndexError, RuntimeError, TypeError, ValueError) as e:  # what torch says of shapes and types that don't fit
+        raise ValueError(
+            f"task {task.name!r}, {where}: model and loss can't be applied to inputs {_kind(x)} and labels {_kind(y)}: "
+            f"{str(e).splitlines()[0]}"
+        ) from e
+
+
+def _kind(array: Any) -> str:
+    """The type and shape of inputs or labels."""
+    found = array if isinstance(array, torch.Tensor) else np.asarray(array[:1])
+    return f"{str(found.dtype).removeprefix('torch.')}{[len(array), *found.shape[1:]]}"
+
+
+def _labels_fit(task: Task, classes: int) -> None:
+    """Labels are looked at as far as they are at hand: reading those of all clients might take hours."""
+    parts = [(f"evaluate, {name}", y) for name, (_, y) in task.splits.items()]
+    if isinstance(task.clients, list | tuple):
+        parts += [(f"clients[{client}]", y) for client, (_, y) in enumerate(task.clients[:_CLIENTS])]
+    for where, y in parts:
+        labels = np.asarray(y)
+        if labels.dtype.kind in "iu" and labels.ndim == 1:
+            wrong = labels[((labels < 0) | (labels >= classes)) & (labels != _IGNORED)]
+            if len(wrong):
+                raise ValueError(f"task {task.name!r}, {where}: label {wrong[0]}; the model has outputs for 0 to {classes - 1}")
