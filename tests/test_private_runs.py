@@ -273,3 +273,9 @@ def test_the_ledger_can_be_rewritten_from_what_was_admitted():
     rewritten.admit(1, 5)
     rewritten.rewrite(clients, steps)
     assert [rewritten.refusal(client, 8) for client in range(5)] == [noted.refusal(client, 8) for client in range(5)]
+
+
+def test_a_promise_that_can_not_be_kept_is_named_by_its_path():
+    server = fb.Server(start=fb.refill(4), buffer_size=2)
+    with pytest.raises(ValueError, match=r"^privacy\.epsilon=-6: expected a number > 0"):
+        fb.Privacy(clip=1.0, delta=1e-5, epsilon=-6, max_participations=1).plan(server, 10, server_steps=5)

@@ -151,6 +151,7 @@ def test_variants_are_the_file_with_their_changes():
         ("algorithm.fedbuff.buffersize=3", "did you mean algorithm.fedbuff.buffer_size?"),
         ("algorithm.fedbuff.concurrency=0", "algorithm.fedbuff.concurrency=0: expected an integer >= 1"),
         ("client.lr=fast", 'client.lr = "fast": expected a number'),
+        ('server.weigh="python: mine (0a1b2c3d)"', "a function of a Python program, which a file can't hold"),
         ("client.lr=inf", "client.lr=inf: expected a finite number >= 0"),
         ("tune.client.lr=[1, 2]", "tune: this file is for `fedbuff tune`"),
         ("client.lr=nan", "client.lr=nan: expected a number >= 0"),

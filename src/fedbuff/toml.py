@@ -22,6 +22,7 @@ import numpy as np
 from fedbuff.fingerprint import fingerprint
 
 Table = dict[str, Any]
+PYTHON = "python: "  # what a user's own function is called in a file
 
 
 class SettingsError(ValueError):
@@ -92,6 +93,10 @@ def decode_choice(choices: Mapping[str, Callable[..., Any]], value: Any, path: s
     if not isinstance(value, dict) or len(value) != 1:
         raise SettingsError(f"{path} = {show(value)}: choose one of {allowed}")
     ((name, table),) = value.items()
+    if name.startswith(PYTHON):
+        raise SettingsError(
+            f"{path} = {show(name)}: a function of a Python program, which a file can't hold; run it from there"
+        )
     if name not in choices:
         raise SettingsError(f"{path} = {show(name)}: unknown; {suggest(name, choices, path)}")
     make = choices[name]
@@ -140,7 +145,7 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items() if item is not None}
-    return f"python: {getattr(value, '__qualname__', type(value).__qualname__)} ({fingerprint(value)})"
+    return f"{PYTHON}{getattr(value, '__qualname__', type(value).__qualname__)} ({fingerprint(value)})"
 
 
 def table_of(make: Callable[..., Any], arguments: Table) -> Table:

@@ -60,23 +60,26 @@ class Privacy:
         poisson = is_sampled(server.start)
         if poisson and self.max_participations is None and self.mechanism != "gaussian":
             raise ValueError(
-                f"mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for independent noise "
-                "only; use 'gaussian', or do without it and set max_participations"
+                f"privacy.mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for independent "
+                "noise only; use 'gaussian', or do without it and set max_participations"
             )
-        made = plan(
-            self.mechanism,
-            clip=self.clip,
-            buffer_size=size,
-            horizon=horizon,
-            delta=self.delta,
-            epsilon=self.epsilon,
-            noise_multiplier=self.noise_multiplier,
-            max_participations=self.max_participations,
-            min_separation=self.min_separation,
-            sampling_rate=size / clients if poisson and self.max_participations is None else None,
-            restart_every=self.restart_every,
-            completion=self.completion,
-            accountant=self.accountant,
-        )
+        try:
+            made = plan(
+                self.mechanism,
+                clip=self.clip,
+                buffer_size=size,
+                horizon=horizon,
+                delta=self.delta,
+                epsilon=self.epsilon,
+                noise_multiplier=self.noise_multiplier,
+                max_participations=self.max_participations,
+                min_separation=self.min_separation,
+                sampling_rate=size / clients if poisson and self.max_participations is None else None,
+                restart_every=self.restart_every,
+                completion=self.completion,
+                accountant=self.accountant,
+            )
+        except ValueError as e:
+            raise ValueError(f"privacy.{e}") from e
         protection.check(made, server)
         return made
