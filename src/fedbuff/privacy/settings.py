@@ -60,8 +60,8 @@ class Privacy:
         poisson = is_sampled(server.start)
         if poisson and self.max_participations is None and self.mechanism != "gaussian":
             raise ValueError(
-                f"privacy.mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for independent "
-                "noise only; use 'gaussian', or do without it and set max_participations"
+                f"privacy.mechanism={self.mechanism!r}: for Poisson cohorts, amplification by sampling is proven for "
+                "independent noise only; use 'gaussian', or do without it and set max_participations"
             )
         try:
             made = plan(
