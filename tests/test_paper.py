@@ -34,13 +34,14 @@ from fedbuff.paper import (
     table_lrnorm,
     theorem,
 )
-from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, quick
+from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, aiming, quick
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report
 from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, lines, ratio
-from fedbuff.paper.tuning import tune_method
+from fedbuff.paper.tuning import tune_method, within
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
+from fedbuff.tune import between
 
 TINY = replace(
     DIGITS, task={"digits": {"clients": 120, "model": "linear"}}, target=0.3, concurrency=20, trips=600, sweep=(5, 20)
@@ -333,6 +334,24 @@ def test_a_quick_version_says_so(tmp_path):
     assert kept["quick"]
 
 
+def test_another_target_is_another_result_beside_the_papers_and_says_so(tmp_path):
+    request = experiments.Request(tmp_path, workers=1, quiet=True)
+    kept = experiments.run_one(table_k.TABLE_K, ask(tmp_path, aiming(TINY, 0.2)), request, silent)
+    assert kept == json.loads((tmp_path / "table-k" / "digits-to-20.json").read_text())
+    assert kept["stand_in"] and "to 20 % instead of 30 %" in kept["data"] and " --target 0.2" in kept["command"]
+    assert all(row["ours"]["mean"] > 0 for row in kept["rows"])
+    experiments.run_one(table_k.TABLE_K, ask(tmp_path), request, silent)
+    assert len(list((tmp_path / "cells").iterdir())) == 6, "two targets, two runs for each K"
+    text, _ = report(tmp_path, tmp_path / "paper.md")
+    assert text.index("### Handwritten digits\n") < text.index("### Handwritten digits, to 20 %\n")
+    assert aiming(TINY, TINY.target) is TINY and aiming(TINY, None) is TINY
+
+
+def test_a_guess_is_tuned_from_where_it_is_or_from_the_nearest_that_is_searched():
+    assert within((0.0, 0.3, 0.6, 0.9), 0.5) == 0.6
+    assert [within(between(0.3, 100.0), guess) for guess in (0.1, 1.0, 300.0)] == [0.3, 1.0, 100.0]
+
+
 def test_data_that_is_not_the_papers_is_said_to_be_so():
     celeba = experiments.DATASETS["celeba"]
     part = celeba.describe("celeba (5 images per client)", [4] * 9000)
@@ -386,6 +405,7 @@ def test_list_says_what_is_cached(fedbuff, tmp_path):
         (("table1", "--workers", "0"), "--workers 0: expected more than 0"),
         (("fig-bias", "--dataset", "cifar10"), "fig-bias can't be run on it"),
         (("fig-progress", "--dataset", "cifar10"), "fig-progress needs no data"),
+        (("table1", "--target", "85"), "--target 85: expected an accuracy between 0 and 1"),
         (("tune", "--dataset", "digits"), "give --dataset and --method"),
         (("tune", "--dataset", "digits", "--method", "fedavgmm"), "did you mean fedavgm?"),
         (("tune", "--dataset", "digits", "--method", "fedavg", "--buffer-size", "3"), "only FedBuff has one"),

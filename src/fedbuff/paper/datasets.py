@@ -21,6 +21,7 @@ class Dataset:
     evaluate_every       trips between evaluations, if not the simulator's choice
     one_step             every client has fewer examples than a batch, so a trip is one local step
     reduced              how a quick version differs from the real one; "" for the real one
+    aimed                the target was asked for, and is not the one above
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dataset:
     evaluate_every: int | None = None
     one_step: bool = False
     reduced: str = ""
+    aimed: bool = False
 
     def load(self) -> Task:
         make, arguments = toml.decode_choice(TASKS, self.task, "task", call=False)
@@ -113,6 +115,14 @@ DATASETS = {d.name: d for d in (CIFAR10, CELEBA, SENT140, DIGITS, SIZES, ALIKE)}
 REAL = ("cifar10", "celeba", "sent140")
 
 _LESS = {"cifar10": (0.45, 40_000), "celeba": (0.80, 30_000), "sent140": (0.62, 30_000)}
+
+
+def aiming(dataset: Dataset, target: float | None) -> Dataset:
+    """The dataset with another target than the paper's, for data at hand with which that can't be reached."""
+    if target is None or target == dataset.target:
+        return dataset
+    reduced = f"to {100 * target:g} % instead of {100 * dataset.target:g} %"
+    return replace(dataset, target=target, aimed=True, reduced="; ".join(filter(None, (dataset.reduced, reduced))))
 
 
 def quick(dataset: Dataset) -> Dataset:

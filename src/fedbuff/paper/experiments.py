@@ -1,7 +1,7 @@
 """All tables and figures of the paper, and what `fedbuff paper NAME` does: run what is missing, put it together, keep it.
 
-OUT/NAME/DATASET.json, .md and .svg hold a result (DATASET-quick.… a quick one, result.… one that needs no data), OUT/cells
-what was trained for it, OUT/settings what was tuned.
+OUT/NAME/DATASET.json, .md and .svg hold a result (DATASET-quick.… a quick one, DATASET-to-85.… one to another target than the
+paper's, result.… one that needs no data), OUT/cells what was trained for it, OUT/settings what was tuned.
 """
 
 import datetime
@@ -13,7 +13,7 @@ from pathlib import Path
 from fedbuff import toml
 from fedbuff.bench.bench import machine
 from fedbuff.paper import cells, methods
-from fedbuff.paper.datasets import DATASETS, NO_DATA, REAL, Dataset, quick
+from fedbuff.paper.datasets import DATASETS, NO_DATA, REAL, Dataset, aiming, quick
 from fedbuff.paper.experiment import Ask, Experiment
 from fedbuff.paper.fig_bias import FIG_BIAS
 from fedbuff.paper.fig_concurrency import FIG_CONCURRENCY
@@ -63,7 +63,8 @@ Say = Callable[[str], None]
 class Request:
     """What the command line asked for. `dataset` None: all that an experiment has, or what stands in for them if quick.
 
-    With `so_far`, results are put together from what was run before, and nothing is run.
+    With `so_far`, results are put together from what was run before, and nothing is run. `target` is for data at hand with
+    which the paper's can't be reached.
     """
 
     out: Path = Path("results/paper")
@@ -73,6 +74,7 @@ class Request:
     workers: int | None = None
     quiet: bool = False
     so_far: bool = False
+    target: float | None = None
 
     def asks(self, experiment: Experiment) -> Iterator[Ask]:
         """One for each dataset."""
@@ -88,7 +90,7 @@ class Request:
                 f"--dataset {self.dataset}: {experiment.name} can't be run on it; {toml.suggest(self.dataset, allowed)}"
             )
         names = [self.dataset] if self.dataset else [experiment.quick] if self.quick else list(experiment.datasets)
-        chosen = [quick(DATASETS[name]) if self.quick else DATASETS[name] for name in names]
+        chosen = [aiming(quick(DATASETS[name]) if self.quick else DATASETS[name], self.target) for name in names]
         return [d if d.name in REAL else replace(d, paper=experiment.beside) for d in chosen]
 
 
@@ -156,6 +158,8 @@ def progress(found: dict[str, list[cells.Cell]], seeds: int) -> str:
 def stem(ask: Ask) -> str:
     """The name of a result's files."""
     name = "result" if ask.dataset is NO_DATA else ask.dataset.name
+    if ask.dataset.aimed:
+        name += f"-to-{100 * ask.dataset.target:g}"
     return f"{name}-quick" if ask.quick else name
 
 
@@ -191,6 +195,8 @@ def command(experiment: Experiment, ask: Ask) -> str:
     words = ["fedbuff", "paper", experiment.name]
     if ask.dataset.name in REAL:
         words += ["--dataset", ask.dataset.name]
+    if ask.dataset.aimed:
+        words += ["--target", f"{ask.dataset.target:g}"]
     if ask.seeds != (0, 1, 2):
         words += ["--seeds", ",".join(map(str, ask.seeds))]
     return " ".join(words + (["--quick"] if ask.quick else []))
@@ -233,13 +239,17 @@ def kept_results(out: Path, experiment: Experiment) -> list[tuple[Path, Table]]:
     """The results of an experiment that are there, in the order of its datasets, full ones before quick ones."""
     found = []
     names = dict.fromkeys((*experiment.datasets, experiment.quick, "result"))
-    for name in (*names, *(f"{name}-quick" for name in names)):
-        path = out / experiment.name / f"{name}.json"
-        if path.is_file():
-            try:
-                found.append((path, json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError) as e:
-                raise FolderError(f"{path} is damaged ({e}): run `fedbuff paper {experiment.name}` again") from e
+    for path in (
+        path
+        for end in ("", "-quick")
+        for name in names
+        for pattern in (f"{name}{end}.json", f"{name}-to-*[0-9]{end}.json")
+        for path in sorted((out / experiment.name).glob(pattern))
+    ):
+        try:
+            found.append((path, json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as e:
+            raise FolderError(f"{path} is damaged ({e}): run `fedbuff paper {experiment.name}` again") from e
     return found
 
 
@@ -262,7 +272,7 @@ def status(request: Request) -> list[Table]:
                     "minutes": round(trips / rate / 60, 1),
                     "cached": have,
                     "runs": of,
-                    "results": [name for name in stems if name in own],
+                    "results": [name for name in stems if name in own or name.startswith(f"{stem(ask)}-to-")],
                 }
             )
     return rows

@@ -53,7 +53,8 @@ def best(results: list[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
 
 def heading(kept: Table) -> str:
     name = str(kept["data"]).split(":")[0]
-    return (name[0].upper() + name[1:]) + (", quick" if kept["quick"] else "")
+    words = [name[0].upper() + name[1:], *(["quick"] if kept["quick"] else [])]
+    return ", ".join(words + ([f"to {100 * kept['target']:g} %"] if "--target" in kept["command"] else []))
 
 
 def reasons_for(experiment: Experiment, kept: Table, why: dict[str, str]) -> tuple[list[str], list[str], set[str]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fedbuff import toml
 from fedbuff.paper import methods
-from fedbuff.paper.datasets import Dataset
+from fedbuff.paper.datasets import Dataset, aiming
 from fedbuff.report.files import write_text
 from fedbuff.toml import SettingsError, Table
-from fedbuff.tune import RANGES, space_of, tune
+from fedbuff.tune import RANGES, between, space_of, tune
 
 SEED = 100  # this and the next are none of those that the tables use
 
@@ -27,11 +27,12 @@ def tune_method(
     buffer_size: int | None = None,
     trials: int = 30,
     trips: int | None = None,
+    target: float | None = None,
     ranges: str = "narrow",
     workers: int = 1,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Path, Table]:
-    """Tune a method; the file it is kept in, and the study. `trips` shortens a trial; it is the dataset's limit otherwise."""
+    """Tune a method; the file it is kept in, and the study. `trips` and `target` are the dataset's, if not said otherwise."""
     if method not in methods.TITLES:
         raise SettingsError(f"--method {method}: unknown; {toml.suggest(method, methods.TITLES)}")
     if methods.same_as(dataset, method) != method:
@@ -39,19 +40,20 @@ def tune_method(
     if buffer_size is not None and method != "fedbuff":
         raise SettingsError(f"--buffer-size {buffer_size}: only FedBuff has one to choose, not {methods.TITLES[method]}")
     k = buffer_size or methods.K
-    tuned, shorter = out / "settings", replace(dataset, trips=trips or dataset.trips)
+    tuned, shorter = out / "settings", replace(aiming(dataset, target), trips=trips or dataset.trips)
     untuned = out / "none"  # the same guess for everybody, whatever was tuned before
     tables = methods.tables(shorter, untuned, method, buffer_size=k)
     guess = methods.rates(shorter, untuned, method, k)
-    known = {"client.lr": guess.client}
+    known, lr = {"client.lr": guess.client}, f"algorithm.{method}.lr"
     known |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
     searched, _ = space_of(tables, RANGES[ranges])
     first = [
-        {path: v for path, v in {**known, f"algorithm.{method}.lr": guess.server * times}.items() if path in searched}
+        {path: within(searched[path], v) for path, v in (known | {lr: guess.server * times}).items() if path in searched}
         for times in (1.0, 1 / 3, 3.0)
     ]
     name = methods.file_name(method, k)
-    folder = out / "studies" / f"{dataset.name}-{name}-{shorter.trips}-{ranges}"
+    to = f"-to-{100 * shorter.target:g}" if shorter.aimed else ""
+    folder = out / "studies" / f"{dataset.name}-{name}-{shorter.trips}-{ranges}{to}"
     study = tune(tables, folder, trials=trials, ranges=ranges, workers=workers, seed=SEED, first=first, say=say)
     path = tuned / dataset.name / f"{name}.toml"
     if study["best"] is None:
@@ -59,6 +61,13 @@ def tune_method(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, as_toml(dataset, method, k, study, guess.client))
     return path, study
+
+
+def within(searched: between | tuple[float, ...], value: float) -> float:
+    """The value, or what comes nearest to it among those that are searched."""
+    if isinstance(searched, between):
+        return min(max(value, searched.low), searched.high)
+    return min(searched, key=lambda one: abs(one - value))
 
 
 def as_toml(dataset: Dataset, method: str, k: int, study: Table, client_lr: float) -> str:
