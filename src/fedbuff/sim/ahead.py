@@ -160,7 +160,7 @@ class Ahead:
         table, place = self._plan.trips, self._place
         client, version, needed = table.client, table.start_version, table.server_step
         rows = self._pool.updates.take(len(trips))
-        chunk = Chunk(trips, [client[t] for t in trips], [version[t] for t in trips], rows)
+        chunk = Chunk(*(array("q", part) for part in (trips, [client[t] for t in trips], [version[t] for t in trips], rows)))
         key = self.key()
         self._chunks[key] = chunk
         for trip in trips:

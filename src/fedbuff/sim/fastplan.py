@@ -190,7 +190,7 @@ class FastPlan:
         while facts.version < version:
             if not self._done(self._library.plan_run(self._object, facts.version + 1, most, before)):
                 return False
-            trips, weights, staleness = self._buffer.tolist(), self._weights.tolist(), self._staleness.tolist()
+            trips, weights, staleness = self._buffer[:], self._weights[:], self._staleness[:]
             now, started, ended = facts.now, facts.started, facts.ended
             self.steps.append(Step(facts.version, trips, weights, staleness, facts.first, started, now, ended))
         return True

@@ -5,8 +5,9 @@ The timeline is a plan and nothing else. fastplan.py has the same plan, compiled
 """
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedbuff.core.random import Draw
@@ -23,16 +24,31 @@ _HOPELESS = 20_000  # trips
 
 
 class Step(NamedTuple):
-    """A server step to come, and where the run stands right after it."""
+    """A server step to come, and where the run stands right after it.
+
+    Arrays, as thousands of steps wait: numbers of Python's own would lie all over the memory, and be far away when needed.
+    """
 
     version: int  # that it makes
-    trips: list[int]  # in its buffer, in the order of arrival
-    weights: list[float]  # s(τ) of each
-    staleness: list[int]
+    trips: "array[int]"  # in its buffer, in the order of arrival
+    weights: "array[float]"  # s(τ) of each
+    staleness: "array[int]"
     first: int  # the first trip that starts on the version
     started: int  # trips that have started by now
     time: float
     ended: int  # trips that have ended by now
+
+    def state(self) -> tuple[Any, ...]:
+        """Ready for JSON."""
+        return tuple(value.tolist() if isinstance(value, array) else value for value in self)
+
+    @classmethod
+    def restored(cls, state: Sequence[Any]) -> "Step":
+        version, trips, weights, staleness, *rest = state
+        return cls(version, array("q", trips), array("d", weights), array("q", staleness), *rest)
+
+
+NOTHING = Step(0, array("q"), array("d"), array("q"), 0, 0, 0.0, 0)  # where a run stands before its first step
 
 
 class Plan:
@@ -164,9 +180,8 @@ class Plan:
         first = schedule.started
         self._start(schedule.start_trips(now))
         self._ended_at_step = trips.ended
-        self.steps.append(
-            Step(schedule.version, self._buffer, weights, self._staleness, first, schedule.started, now, trips.ended)
-        )
+        facts = first, schedule.started, now, trips.ended
+        self.steps.append(Step.restored((schedule.version, self._buffer, weights, self._staleness, *facts)))
         self._buffer, self._staleness = [], []
 
     def weight(self, staleness: int) -> float:

@@ -25,7 +25,7 @@ from fedbuff.report.run import summarise
 from fedbuff.sim.ahead import Ahead
 from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.memory import own_peak_mb, together_mb
-from fedbuff.sim.plan import Step
+from fedbuff.sim.plan import NOTHING, Step
 from fedbuff.sim.pool import Block, Pool
 from fedbuff.sim.secure import Buffer, NotFiniteError
 from fedbuff.sim.sums import weighted_sum
@@ -87,7 +87,7 @@ class Simulation:
         self.secure: Buffer | None = None  # made at the version that it begins with
         self.task, self.blocks, self.until, self.target, self.evaluate_every = task, blocks, until, target, evaluate_every
         self.settings = settings
-        self.at = Step(0, [], [], [], 0, 0, 0.0, 0)
+        self.at = NOTHING
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None  # the first evaluation at or above the target
         self.evaluations: deque[_Evaluation] = deque()  # under way
@@ -362,10 +362,10 @@ class Simulation:
             "aggregation": counted,
             "ahead": chunks,
             "plan": self.plan.state(),
-            "steps": list(self.plan.steps),
+            "steps": [step.state() for step in self.plan.steps],
             "snapshots": [(*snapshot[:-1], snapshot.state()) for snapshot in self.snapshots],
-            "at": self.at,
-            "evaluations": [at for at, _ in self.evaluations],
+            "at": self.at.state(),
+            "evaluations": [at.state() for at, _ in self.evaluations],
             "evaluated": self.evaluated,
             "metrics": self.metrics,
             "reached": self.reached,
@@ -376,9 +376,9 @@ class Simulation:
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
         self.plan.trips.restore(arrays)
         self.plan.restore(facts["plan"])
-        self.plan.steps.extend(Step(*step) for step in facts["steps"])
+        self.plan.steps.extend(map(Step.restored, facts["steps"]))
         self.snapshots = [_Snapshot(a, b, c, partial(dict, state)) for a, b, c, state in facts["snapshots"]]
-        self.at, self.evaluated = Step(*facts["at"]), facts["evaluated"]
+        self.at, self.evaluated = Step.restored(facts["at"]), facts["evaluated"]
         self.ahead.restore(arrays, facts["ahead"], self.at.version)
         self.aggregation.restore(arrays[f"version.{self.at.version}"], arrays, facts["aggregation"])
         if self.protection:
@@ -387,7 +387,7 @@ class Simulation:
         self.staleness_sum, self.used = facts["staleness"]
         newest = self.at
         for at in facts["evaluations"]:
-            self.at = Step(*at)
+            self.at = Step.restored(at)
             self.evaluate()
         self.at, self.evaluated = newest, facts["evaluated"]
         self.before, self.began = facts["wall_seconds"], time.monotonic()
