@@ -178,6 +178,42 @@ def partly_frozen() -> nn.Module:
     return model
 
 
+def one_relu() -> nn.Module:
+    act = nn.ReLU()
+    return nn.Sequential(nn.Linear(4, 9), act, nn.Linear(9, 3), act)
+
+
+def one_layer_twice() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(4, 3))
+
+
+def half_frozen_norm(frozen: str) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
+    getattr(model[1], frozen).requires_grad_(False)
+    return model
+
+
+class DropView(nn.Module):
+    """Dropout of a view of what a convolution gave: its numbers lie in memory as torch's do, or masks would differ."""
+
+    def __init__(self, view) -> None:
+        super().__init__()
+        self.conv, self.drop, self.end, self.view = nn.Conv2d(2, 8, 3), nn.Dropout(0.4), nn.LazyLinear(3), view
+
+    def forward(self, x):
+        return self.end(self.drop(self.view(torch.tanh(self.conv(x)))).flatten(1))
+
+
+def drop_view(view):
+    def made() -> nn.Module:
+        whole = DropView(view)
+        whole(torch.zeros(1, 2, 6, 6))
+        return whole
+
+    return made
+
+
 def conv(*arguments, size=6, kind=nn.Conv2d, **how):
     """A convolution and what follows it, for inputs of `size`."""
 
@@ -244,6 +280,13 @@ MODELS = {
     "free": (Free, clients_of((6,))),
     "tied": (tied, clients_of((4,))),
     "partly frozen": (partly_frozen, clients_of((4,))),
+    "one relu in two places": (one_relu, clients_of((4,))),
+    "one layer in two places": (one_layer_twice, clients_of((4,))),
+    "norm of a frozen weight": (lambda: half_frozen_norm("weight"), IMAGES),
+    "norm of a frozen bias": (lambda: half_frozen_norm("bias"), IMAGES),
+    "dropout of flat images": (drop_view(lambda x: x.flatten(2)), IMAGES),
+    "dropout of channels last": (drop_view(lambda x: x.permute(0, 2, 3, 1)), IMAGES),
+    "dropout of a part": (drop_view(lambda x: x[:, :, 0]), IMAGES),
 }
 
 
@@ -499,7 +542,7 @@ def weight_used_elsewhere() -> nn.Module:
         (functional_dropout, F.cross_entropy, "other updates.*draws random numbers"),
         (mixing_rows, F.cross_entropy, "other updates.*mixes rows"),
         (weight_used_elsewhere, F.cross_entropy, "failed with AttributeError"),
-        (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y, reduction="sum"), "not a mean over rows"),
+        (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y, reduction="sum"), "not the mean over its rows"),
         (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y) * float(out.sum() > 0), "failed with"),
     ],
 )
@@ -511,6 +554,65 @@ def test_what_can_not_be_batched_is_trained_by_the_loop_and_says_why(model, loss
     assert re.search(reason, why), why
     jobs = [Job(0, 0, weights), Job(1, 2, weights)]
     assert np.array_equal(train(jobs), one_at_a_time(task, SGD, 0, flat)(jobs))
+
+
+RNG = np.random.default_rng(5)
+ODD_LATER = [(RNG.normal(size=(n, 4)).astype(np.float32), np.full(n, i % 3)) for i, n in enumerate([6, 7] * 16)]
+ODD_LATER += [(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(0, 3, n)) for n in (5, 8, 30, 11)]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
+        nn.CrossEntropyLoss(ignore_index=2),
+        lambda out, y: F.cross_entropy(out, y, reduction="none").median(),
+    ],
+)
+def test_a_loss_is_tried_on_rows_of_many_clients(loss):
+    """Most of them have one class only, for which a weighted mean is a mean."""
+    task = task_of(lambda: nn.Linear(4, 3), ODD_LATER, loss)
+    assert "not the mean over its rows" in str(why_not(task, SGD, 0, initial_weights(task, 0)[0]))
+
+
+class Deep(nn.Module):
+    """A perceptron that diverges in a step or two if its inputs are large."""
+
+    def __init__(self, change=lambda x: x) -> None:
+        super().__init__()
+        hidden = [part for _ in range(2) for part in (nn.Linear(32, 32), nn.ReLU())]
+        self.layers, self.change = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), *hidden, nn.Linear(32, 3)), change
+
+    def forward(self, x):
+        return self.layers(self.change(x))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e4])
+def test_a_trial_that_diverges_proves_nothing(scale):
+    clients = [(scale * x, y) for x, y in clients_of((4,))]
+    careful = replace(SGD, lr=1e-8)
+
+    def reason(change) -> str | None:
+        task = task_of(lambda: Deep(change), clients, lambda out, y: F.mse_loss(out, scale * F.one_hot(y, 3).float()))
+        return why_not(task, careful, 0, initial_weights(task, 0)[0])
+
+    assert "other updates" in str(reason(lambda x: x - x.mean(0)))
+    assert "other updates" in str(reason(lambda x: F.dropout(x, 0.3)))
+    assert reason(lambda x: x) is None
+
+
+def test_kernels_that_are_wrong_are_noticed_though_double_precision_does_without_them(monkeypatch):
+    task = task_of(lambda: nn.Linear(4, 3), clients_of((4,)))
+    right = Together.together
+
+    def wrong(self, trips, update, places):
+        right(self, trips, update, places)
+        if update.dtype == torch.float32:
+            update *= 1.1
+
+    monkeypatch.setattr("fedbuff.learn.batched.small", lambda *_: None)
+    monkeypatch.setattr(Together, "together", wrong)
+    assert "other updates" in str(why_not(task, SGD, 0, initial_weights(task, 0)[0]))
 
 
 def test_hooks_and_odd_layers_are_refused():

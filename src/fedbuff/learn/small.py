@@ -29,19 +29,21 @@ _LARGEST = 1 << 16  # weights; larger layers are better off with a real matrix l
 
 def layers_of(module: nn.Module) -> list[nn.Linear] | None:
     """The linear layers of a model that consists of these, ReLU between them, and flattening before; else None."""
-    parts = [part for part in module.modules() if not isinstance(part, nn.Sequential)]
+    every = [part for _, part in module.named_modules(remove_duplicate=False)]  # one that stands in two places works twice
+    parts = [part for part in every if not isinstance(part, nn.Sequential)]
     while parts and type(parts[0]) is nn.Flatten and parts[0].start_dim == 1 and parts[0].end_dim == -1:
         parts.pop(0)
     linear, between = parts[::2], parts[1::2]
     if len(parts) % 2 == 0 or any(type(part) is not nn.ReLU for part in between):
         return None
     layers = [part for part in linear if type(part) is nn.Linear]
+    own = len({id(p) for layer in layers for p in layer.parameters()}) == sum(len(list(layer.parameters())) for layer in layers)
     chain = all(a.out_features == b.in_features for a, b in pairwise(layers))
     hooked = any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules()
     )
     whole = type(module) in (nn.Linear, nn.Sequential) and all(type(m) in _KINDS for m in module.modules())
-    return layers if len(layers) == len(linear) and chain and whole and not hooked else None
+    return layers if len(layers) == len(linear) and chain and own and whole and not hooked else None
 
 
 _KINDS = (nn.Linear, nn.Sequential, nn.Flatten, nn.ReLU)

@@ -147,6 +147,8 @@ def norm_pool(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Group norm, ReLU and max pool of channels-last images: y (channels first), mean, 1/σ, and where each maximum was."""
     n, c = len(x), x.shape[1]
+    if gamma is not None and beta is not None and gamma.stride(0) != beta.stride(0):  # one of them is frozen
+        gamma, beta = gamma.contiguous(), beta.contiguous()
     y = torch.empty(n, c, x.shape[2] // pool, x.shape[3] // pool)
     mean, rstd, where = torch.empty(n, c), torch.empty(n, c), torch.empty(y.numel(), dtype=torch.uint8)
     kernels.norm_pool(

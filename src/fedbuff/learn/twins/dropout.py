@@ -21,6 +21,7 @@ class Draws:
         self.kernels = library() if device.type == "cpu" and twisters_agree() else None
         self.twisters: Twisters | None = None
         self.generators: list[torch.Generator] = []
+        self.orders: list[list[int]] = []  # in which the dimensions of each tensor lie in memory, and masks are drawn
 
     def mask(self, x: Tensor, keep: float, whose: Sequence[int], clients: Ranges, time_first: bool) -> Tensor:
         """1/keep or 0 for each element; drawn client by client as torch would for the client's rows alone."""
@@ -44,6 +45,7 @@ def dropout(x: Tensor, p: float, step: Step, time_first: bool = False) -> Tensor
         x = x.contiguous()  # channels-last comes from a twin, where the loop has no such thing
     strides = x.stride()
     order = sorted(range(x.dim()), key=lambda d: -strides[d])  # torch draws in the order of memory
+    step.draws.orders.append(order)
     if order[:2] == [1, 0]:
         time_first, order = True, [0, 1, *order[2:]]
     elif order[0] != 0:
