@@ -34,10 +34,11 @@ from fedbuff.paper import (
     table_lrnorm,
     theorem,
 )
+from fedbuff.paper.data import Data, data_of
 from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, aiming, quick
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report
-from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, lines, ratio
+from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, exceeds, lines, ratio
 from fedbuff.paper.tuning import tune_method, within
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
@@ -168,9 +169,9 @@ def test_table_hyper_holds_the_papers_numbers():
 def test_a_cell_is_run_once(tmp_path):
     tables = ask(tmp_path).tables("fedbuff")
     said = []
-    first = cells.measure(tables, 0, tmp_path, workers=1, say=said.append)
+    first = cells.measure(tables, 0, tmp_path, ask(tmp_path).data, workers=1, say=said.append)
     shutil.rmtree(tmp_path / "runs")  # all that a table needs is in the cell
-    again = cells.measure(tables, 0, tmp_path, workers=1, say=said.append)
+    again = cells.measure(tables, 0, tmp_path, ask(tmp_path).data, workers=1, say=said.append)
     assert again == first
     assert len(said) == 1
     assert not (tmp_path / "runs").exists()
@@ -201,8 +202,24 @@ def test_a_setting_that_comes_anew_leaves_kept_cells_their_names():
         assert cells.where(from_tables({**cell["settings"], "seed": cell["seed"]}), Path()).name == path.name
 
 
+def test_a_cell_of_other_data_is_refused(tmp_path):
+    asked, tables = ask(tmp_path), ask(tmp_path).tables("fedbuff")
+    cells.measure(tables, 0, tmp_path, asked.data, workers=1, say=silent)
+    task = asked.dataset.load()
+    x, y = task.clients[0]
+    relabelled = data_of(replace(task, clients=[(x, (y + 1) % 10), *list(task.clients)[1:]]))
+    assert (relabelled.name, relabelled.sizes) == (asked.data.name, asked.data.sizes)
+    for other in (relabelled, asked.data._replace(name="digits (subset: 7 images)")):
+        with pytest.raises(fb.FolderError, match=r"other data \(.*\) than what is at hand"):
+            cells.measure(tables, 0, tmp_path, other)
+    path = next((tmp_path / "cells").iterdir())
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in kept.items() if key != "data"}))
+    assert cells.measure(tables, 0, tmp_path, asked.data).summary == kept["summary"], "the earliest cells do not say"
+
+
 def test_a_cell_is_the_run_of_its_settings(tmp_path):
-    cell = cells.measure(ask(tmp_path).tables("fedavgm"), 3, tmp_path, workers=1, say=silent)
+    cell = cells.measure(ask(tmp_path).tables("fedavgm"), 3, tmp_path, ask(tmp_path).data, workers=1, say=silent)
     task = fb.tasks.digits(clients=120, model=fb.models.linear())
     rates = methods.UNTUNED["digits"]["fedavgm"]
     server, client = fb.presets.fedavgm(
@@ -288,11 +305,13 @@ def test_a_table_of_what_was_run_so_far_runs_nothing_and_claims_nothing_more(tmp
     asked = ask(tmp_path, seeds=(0, 1))
     table = experiments.EXPERIMENTS["table1"]
     needed = table.cells(asked)
-    reached = cells.measure(needed["fedbuff"], 1, tmp_path, workers=1, say=silent).to_target("trips")
-    begun = tmp_path / "runs" / cells.where(experiments.from_tables({**needed["fedavg"], "seed": 0}), tmp_path).stem
+    reached = cells.measure(needed["fedbuff"], 1, tmp_path, asked.data, workers=1, say=silent).to_target("trips")
+    begun = cells.folder(cells.where(experiments.from_tables({**needed["fedavg"], "seed": 0}), tmp_path), asked.data)
     begun.mkdir(parents=True)
     first = {"trips": 0, "server_steps": 0, "virtual_time": 0.0, "split": "test", "loss": 2.0, "accuracy": 0.1}
-    (begun / "metrics.jsonl").write_text(json.dumps(first) + "\n" + json.dumps({**first, "trips": 5000}) + "\n")
+    (begun / "metrics.jsonl").write_text(
+        json.dumps(first) + "\n" + json.dumps({**first, "trips": 5000}) + "\n" + '{"trips": 60'
+    )
     before = sorted(tmp_path.rglob("*"))
     kept = experiments.run_one(table, asked, request, silent)
     assert [p for p in sorted(tmp_path.rglob("*")) if p not in before and "table1" not in p.parts] == []
@@ -424,7 +443,7 @@ def test_a_damaged_cell_is_named(fedbuff, tmp_path):
     path.parent.mkdir()
     path.write_text("{")
     with pytest.raises(fb.FolderError, match="remove it to run this cell again"):
-        cells.measure(asked.tables("fedbuff"), 0, tmp_path)
+        cells.measure(asked.tables("fedbuff"), 0, tmp_path, asked.data)
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -437,7 +456,7 @@ def kept_table(tmp_path: Path, name: str, **changes: object) -> dict[str, object
         for k, trips in ((1, 70_000), (10, 30_000), (100, 25_000))
     }
     asked = Ask(experiments.DATASETS["cifar10"], tmp_path / "settings", (0,))
-    asked.__dict__["data"] = ("cifar10", [10] * 5000)
+    asked.__dict__["data"] = Data("cifar10", [10] * 5000, "")
     kept = {**experiments.about(table_k.TABLE_K, asked, {}), **experiments.as_json(table_k.result(asked, found)), **changes}
     (tmp_path / "table-k").mkdir(exist_ok=True)
     (tmp_path / "table-k" / f"{name}.json").write_text(json.dumps(kept))
@@ -519,6 +538,56 @@ def test_not_reaching_a_target_differs_from_reaching_it():
     assert ratio(reached, missed) is None
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "known"),
+    [
+        (Number(3.0), Number(2.0), True),
+        (Number(2.0), Number(2.0), False),
+        (Number(2.0, bound=True), Number(2.0), True),
+        (Number(1.0, bound=True), Number(2.0), False),
+        (Number(9.0), Number(2.0, bound=True), False),
+        (Number(9.0, bound=True), Number(2.0, bound=True), False),
+        (NOT_RUN, Number(0.0), False),
+        (Number(9.0), NOT_RUN, False),
+    ],
+)
+def test_more_is_more_only_if_it_is_known(a, b, known):
+    assert exceeds(a, b) == known
+
+
+def reaching(trips: int | None) -> list[cells.Cell]:
+    """A cell that took so many trips to its target, or 600 and did not get there."""
+    spent = {"trips": 600, "server_steps": 60, "virtual_time": 6.0}
+    to = {f"{cost}_to_target": None if trips is None else value * trips / 600 for cost, value in spent.items()}
+    return [cells.Cell({}, 0, {**spent, **to}, {})]
+
+
+def test_a_claim_that_needs_what_nobody_reached_does_not_hold(tmp_path):
+    def claim(name: str, found: dict[str, list[cells.Cell]]) -> bool:
+        return experiments.EXPERIMENTS[name].result(ask(tmp_path), found).checks[-1].holds
+
+    def by_key(name: str, **trips: int | None) -> dict[str, list[cells.Cell]]:
+        needed = experiments.EXPERIMENTS[name].cells(ask(tmp_path))
+        return {
+            key: reaching(next(t for start, t in trips.items() if key.replace("-", "_").startswith(start))) for key in needed
+        }
+
+    assert claim("table-large-k", by_key("table-large-k", fedbuff=100, fedavgm=300, over_selection=200))
+    assert claim("table-large-k", by_key("table-large-k", fedbuff=100, fedavgm=None, over_selection=200))
+    assert not claim("table-large-k", by_key("table-large-k", fedbuff=100, fedavgm=300, over_selection=None))
+    assert not claim("table-large-k", by_key("table-large-k", fedbuff=None, fedavgm=300, over_selection=200))
+    assert claim("fig-concurrency", by_key("fig-concurrency", fedbuff=100, fedavgm_5=100, fedavgm_20=300))
+    assert not claim("fig-concurrency", by_key("fig-concurrency", fedbuff=100, fedavgm_5=None, fedavgm_20=300))
+    assert not claim("fig-concurrency", by_key("fig-concurrency", fedbuff=None, fedavgm_5=100, fedavgm_20=300))
+    assert not claim("fig-stragglers", by_key("fig-stragglers", fedbuff=None, fedavgm=300))
+    assert claim("fig-rounds", by_key("fig-rounds", fedavgm_5=300, fedavgm_20=200))
+    assert not claim("fig-rounds", by_key("fig-rounds", fedavgm_5=300, fedavgm_20=None))
+    same = by_key("table-delays", fedbuff=100, fedasync=200, fedavgm=300)
+    assert claim("table-delays", same)
+    assert not claim("table-delays", {**same, "fedasync-exponential": reaching(90)})
+    assert not claim("table-delays", {**same, "fedasync-uniform": reaching(None), "fedavgm": reaching(None)})
+
+
 def test_nobody_can_tell_what_a_bound_below_stands_for():
     stopped, one, other = Number(40, bound=True), Number(100), Number(300)
     assert differences([Pair("a", "a", other, stopped), Pair("b", "b", one, one)]) == {}
@@ -559,7 +628,7 @@ def test_an_asynchronous_step_takes_k_trips_at_m_in_flight():
 def test_over_selection_loses_clients_with_many_examples_and_fedbuff_does_not(tmp_path):
     sizes = [1 + (i % 40 == 0) * 60 for i in range(300_000)]
     asked = ask(tmp_path, replace(SIZES, paper="sent140"))
-    asked.__dict__["data"] = ("synthetic", sizes)
+    asked.__dict__["data"] = Data("synthetic", sizes, "")
     result = fig_bias.result(asked, {})
     assert [check.holds for check in result.checks] == [True, True, True]
     share = {pair.key: pair.ours.mean for pair in result.pairs if pair.ours is not None}
@@ -570,7 +639,7 @@ def test_over_selection_loses_clients_with_many_examples_and_fedbuff_does_not(tm
 
 def test_equal_clients_can_not_be_biased(tmp_path):
     asked = ask(tmp_path)
-    asked.__dict__["data"] = ("cifar10", [10] * 5000)
+    asked.__dict__["data"] = Data("cifar10", [10] * 5000, "")
     with pytest.raises(ValueError, match="nothing to be biased by"):
         fig_bias.result(asked, {})
 

@@ -14,6 +14,7 @@ from statistics import mean
 from typing import Any
 
 from fedbuff import toml
+from fedbuff.paper.data import Data
 from fedbuff.paper.result import NOT_RUN, Number, ratio, spread
 from fedbuff.report.files import FolderError, write_json
 from fedbuff.report.progress import bar
@@ -23,12 +24,16 @@ from fedbuff.toml import Table
 
 @dataclass(frozen=True)
 class Cell:
-    """What a run came to: its settings, its summary.json, and its learning curve on the first split, column by column."""
+    """What a run came to: its settings, its summary.json, and its learning curve on the first split, column by column.
+
+    data   the digest of the data it was run on; the earliest cells have none
+    """
 
     settings: Table
     seed: int
     summary: Mapping[str, Any]
     curve: Mapping[str, list[Any]]
+    data: str = ""
 
     def to_target(self, cost: str) -> float | None:
         """`cost` (trips, server_steps, virtual_time) when the target was reached; None if it never was."""
@@ -56,37 +61,48 @@ def times(cells: Sequence[Cell], others: Sequence[Cell], cost: str) -> Number | 
 
 
 def measure(
-    tables: Table, seed: int, out: Path, workers: int | None = None, quiet: bool = True, say: Callable[[str], None] = print
+    tables: Table,
+    seed: int,
+    out: Path,
+    data: Data,
+    workers: int | None = None,
+    quiet: bool = True,
+    say: Callable[[str], None] = print,
 ) -> Cell:
-    """The cell of these settings and seed: from its file, or by running it, from its last checkpoint if there is one."""
+    """The cell of these settings, seed and data: from its file, or by running it, from its last checkpoint if there is one."""
     experiment = from_tables({**tables, "seed": seed})
     path = where(experiment, out)
-    kept = read(path)
+    kept = read(path, data)
     if kept is not None:
         return kept
     out.mkdir(parents=True, exist_ok=True)
     with bar(f"{experiment.name} {seed}", experiment.until, quiet) as progress:
-        run = experiment.run(out=out / "runs" / path.stem, resume=True, progress=progress, workers=workers)
-    cell = Cell(without_seed(experiment), seed, run.summary, columns(run.metrics))
+        run = experiment.run(out=folder(path, data), resume=True, progress=progress, workers=workers)
+    cell = Cell(without_seed(experiment), seed, run.summary, columns(run.metrics), data.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": cell.settings, "seed": seed, "summary": dict(run.summary), "curve": cell.curve})
+    write_json(path, {**vars(cell), "summary": dict(run.summary)})
     reached = run.summary["trips_to_target"]
     found = f"after {reached:,} trips" if reached is not None else f"not within {run.summary['trips']:,} trips"
     say(f"{path.stem}: {100 * run.summary['target']:g} % {found}, {run.summary['wall_seconds']:.0f} s")
     return cell
 
 
-def so_far(tables: Table, seed: int, out: Path) -> Cell | None:
+def so_far(tables: Table, seed: int, out: Path, data: Data) -> Cell | None:
     """The same without running anything: a run that was interrupted has not reached its target yet. None if it never began."""
     experiment = from_tables({**tables, "seed": seed})
     path = where(experiment, out)
-    if (kept := read(path)) is not None:
+    if (kept := read(path, data)) is not None:
         return kept
-    lines = out / "runs" / path.stem / "metrics.jsonl"
-    rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.is_file() else []
-    if not rows:
+    lines = folder(path, data) / "metrics.jsonl"
+    whole = lines.read_text(encoding="utf-8").rpartition("\n")[0] if lines.is_file() else ""  # a last line may be half written
+    if not whole:
         return None
-    spent = {cost: rows[-1][cost] for cost in ("trips", "server_steps", "virtual_time")}
+    try:
+        rows = [json.loads(line) for line in whole.splitlines()]
+        columns(rows)
+    except (ValueError, TypeError, KeyError) as e:
+        raise FolderError(f"{lines} is damaged ({e!r}): remove {lines.parent} to run this cell again") from e
+    spent = {cost: rows[-1][cost] for cost in _COSTS}
     summary = {**spent, **{f"{cost}_to_target": None for cost in spent}, "stopped_by": "not done yet"}
     return Cell(without_seed(experiment), seed, summary, columns(rows))
 
@@ -99,18 +115,30 @@ def where(experiment: Settings, out: Path) -> Path:
     return out / "cells" / f"{task}-{experiment.name}-{digest}-seed{experiment.seed}.json"
 
 
+def folder(path: Path, data: Data) -> Path:
+    """Where the run of a cell is while it is under way: never gone on with on other data."""
+    return path.parent.parent / "runs" / f"{path.stem}-{data.digest}"
+
+
 def without_seed(experiment: Settings) -> Table:
     return {key: value for key, value in experiment.tables().items() if key != "seed"}
 
 
-def read(path: Path) -> Cell | None:
-    """A cell from its file, or None if it was not run yet."""
+def read(path: Path, data: Data) -> Cell | None:
+    """A cell from its file, or None if it was not run yet; one of other data is an error."""
     if not path.is_file():
         return None
     try:
-        return Cell(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as e:
-        raise FolderError(f"{path} is damaged ({e}): remove it to run this cell again") from e
+        cell = Cell(**json.loads(path.read_text(encoding="utf-8")))
+        task, _ = cell.summary["task"], [cell.summary[f"{cost}{to}"] for cost in _COSTS for to in ("", "_to_target")]
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise FolderError(f"{path} is damaged ({e!r}): remove it to run this cell again") from e
+    if task != data.name or cell.data not in ("", data.digest):
+        raise FolderError(f"{path}: a run on other data ({task}) than what is at hand ({data.name}); choose another --out")
+    return cell
+
+
+_COSTS = ("trips", "server_steps", "virtual_time")
 
 
 def columns(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -67,10 +67,10 @@ CIFAR10 = Dataset(
     evaluate_every=1000, one_step=True,
 )  # fmt: skip
 CELEBA = Dataset(
-    "celeba", "CelebA", {"celeba": {}}, target=0.90, paper="celeba", rate=200.0, clients=9_343, evaluate_every=1000
+    "celeba", "CelebA", {"celeba": {}}, target=0.90, paper="celeba", rate=200.0, clients=9_343, evaluate_every=2000
 )
-SENT140 = Dataset(
-    "sent140", "Sent140", {"sent140": {}}, target=0.69, paper="sent140", rate=300.0, clients=660_120, evaluate_every=1000
+SENT140 = Dataset(  # as many tweets to look at as thousands of trips train on
+    "sent140", "Sent140", {"sent140": {}}, target=0.69, paper="sent140", rate=300.0, clients=660_120, evaluate_every=5000
 )
 
 DIGITS = Dataset(

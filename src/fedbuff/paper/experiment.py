@@ -8,6 +8,7 @@ from typing import Any
 
 from fedbuff.paper import methods
 from fedbuff.paper.cells import Cell
+from fedbuff.paper.data import Data, data_of
 from fedbuff.paper.datasets import Dataset
 from fedbuff.paper.result import Result
 from fedbuff.toml import Table
@@ -35,15 +36,13 @@ class Ask:
     @property
     def sizes(self) -> list[int]:
         """How many examples each client holds, read from the data."""
-        return self.data[1]
+        return self.data.sizes
 
     @cached_property
-    def data(self) -> tuple[str, list[int]]:
-        """The task's own name, and how many examples each client holds."""
+    def data(self) -> Data:
         if not self.read:
             raise ValueError(f"{self.dataset.title} is not to be read now")
-        task = self.dataset.load()
-        return task.name, task.sizes() or [task.examples(client) for client in range(len(task.clients))]
+        return data_of(self.dataset.load())
 
 
 def nothing(ask: Ask) -> dict[str, Table]:

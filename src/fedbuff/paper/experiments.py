@@ -108,7 +108,11 @@ OTHERS = ("list", "all", "report", "tune")
 
 def run(experiment: Experiment, request: Request, say: Say) -> list[Table]:
     """Run what is missing, and keep the results: one for each dataset, as its JSON file holds it."""
-    return [run_one(experiment, ask, request, say) for ask in request.asks(experiment)]
+    asks = list(request.asks(experiment))
+    for ask in asks:
+        if ask.dataset is not NO_DATA:
+            _ = ask.data  # what is missing is said before hours are spent on what is there
+    return [run_one(experiment, ask, request, say) for ask in asks]
 
 
 def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Table:
@@ -124,8 +128,8 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     for seed in ask.seeds:  # seed by seed: a table of the first seed is there early
         for key, tables in needed.items():
             if not request.so_far:
-                found[key].append(cells.measure(tables, seed, request.out, request.workers, request.quiet, say))
-            elif (cell := cells.so_far(tables, seed, request.out)) is not None:
+                found[key].append(cells.measure(tables, seed, request.out, ask.data, request.workers, request.quiet, say))
+            elif (cell := cells.so_far(tables, seed, request.out, ask.data)) is not None:
                 found[key].append(cell)
     result = experiment.result(ask, found)
     if request.so_far:
@@ -175,7 +179,7 @@ def about(experiment: Experiment, ask: Ask, needed: dict[str, Table]) -> Table:
         "title": experiment.title,
         "claim": experiment.claim,
         "dataset": dataset.name,
-        "data": "no data needed" if dataset is NO_DATA else dataset.describe(*ask.data),
+        "data": "no data needed" if dataset is NO_DATA else dataset.describe(ask.data.name, ask.data.sizes),
         "paper_dataset": DATASETS[dataset.paper].title if dataset.paper in DATASETS else "",
         "stand_in": bool(dataset.reduced),
         "quick": ask.quick,

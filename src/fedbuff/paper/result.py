@@ -47,6 +47,15 @@ def ratio(a: Number, b: Number) -> Number | None:
     return None if b.bound or b.mean == 0 or a == NOT_RUN else Number(a.mean / b.mean, bound=a.bound)
 
 
+def exceeds(a: Number, b: Number) -> bool:
+    """Whether `a` is known to be more than `b`: of a number that was not enough, only that it is more is known.
+
+    >>> exceeds(Number(3.0), Number(2.0)), exceeds(Number(2.0, bound=True), Number(3.0)), exceeds(Number(3.0), NOT_RUN)
+    (True, False, False)
+    """
+    return not b.bound and (a.mean >= b.mean if a.bound and a != NOT_RUN else a.mean > b.mean)
+
+
 @dataclass(frozen=True)
 class Pair:
     """One number of the paper beside ours; either may be missing.

@@ -3,7 +3,7 @@
 from fedbuff.paper import methods
 from fedbuff.paper.cells import times, to_target
 from fedbuff.paper.experiment import Ask, Cells, Experiment
-from fedbuff.paper.result import Check, Number, Pair, Result, ratio
+from fedbuff.paper.result import Check, Number, Pair, Result, exceeds, ratio
 from fedbuff.toml import Table
 
 # thousands of trips; None: "> 600"
@@ -31,7 +31,7 @@ def result(ask: Ask, found: Cells) -> Result:
     return Result(
         pairs,
         "thousand trips to the target",
-        checks(trips, times(found["fedavgm"], found["fedbuff"], "trips")),
+        checks(trips, times(found["fedavgm"], found["fedbuff"], "trips")) + as_few(ask, trips["fedbuff"]),
         [same] if ask.dataset.one_step else [],
     )
 
@@ -48,7 +48,7 @@ def checks(trips: dict[str, Number], over: Number | None) -> list[Check]:
     return [
         Check(
             "FedBuff takes fewer trips than FedAvgM, FedAvg and FedProx",
-            not ours.bound and all(ours.mean < n.mean for n in rivals.values()),
+            all(exceeds(n, ours) for n in rivals.values()),
             facts,
         ),
         Check(
@@ -57,6 +57,15 @@ def checks(trips: dict[str, Number], over: Number | None) -> list[Check]:
             "not known" if over is None else f"{over.text(2)} times",
         ),
     ]
+
+
+def as_few(ask: Ask, ours: Number) -> list[Check]:
+    """On the only data here that is the paper's, image by image, FedBuff should be as fast as there."""
+    theirs = beside(ask, "fedbuff")
+    if ask.dataset.name != "cifar10" or ask.dataset.reduced:
+        return []
+    fits = not ours.bound and ours.mean <= theirs.mean
+    return [Check("FedBuff takes no more trips than in the paper", fits, f"{ours.text()} and {theirs.text()} thousand")]
 
 
 TABLE1 = Experiment(

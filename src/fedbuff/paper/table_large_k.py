@@ -9,7 +9,7 @@ import numpy as np
 from fedbuff.core.starting import StartingRule, cohort, refill
 from fedbuff.paper.cells import to_target
 from fedbuff.paper.experiment import Ask, Cells, Experiment
-from fedbuff.paper.result import Check, Number, Pair, Result, ratio, spread
+from fedbuff.paper.result import Check, Number, Pair, Result, exceeds, ratio, spread
 from fedbuff.sim.timeline import timeline
 from fedbuff.sim.timing import half_normal
 from fedbuff.toml import Table
@@ -65,10 +65,10 @@ def result(ask: Ask, found: Cells) -> Result:
         ),
     ]
     waited, half = ratio(time["fedavgm"], time["fedbuff"]), ratio(time["over-selection"], time["fedbuff"])
-    in_order, facts = False, "not every seed of FedBuff got there"
+    in_order = exceeds(time["fedavgm"], time["over-selection"]) and exceeds(time["over-selection"], time["fedbuff"])
+    facts = "not every seed of FedBuff got there"
     if waited is not None and half is not None:
-        facts = f"{waited.text(2)} and {half.text(2)} times FedBuff's"
-        in_order = waited.mean > half.mean > 1.0 or waited.bound or half.bound
+        facts = f"{half.text(2)} and {waited.text(2)} times FedBuff's"
     checks.append(Check("to the target, FedBuff is fastest, then over-selection, then FedAvgM", in_order, facts))
     return Result(pairs, f"mean durations of a trip, M = {m:,}", checks)
 
