@@ -154,6 +154,8 @@ def test_presets_print_files_that_run(fedbuff, tmp_path):
         (("timeline", "--trips", "many"), "argument --trips: invalid int value: 'many'; see fedbuff timeline --help"),
         (("privacy", "epsilon", "--stepps", "3"), "see fedbuff privacy epsilon --help"),
         (("runn",), "invalid choice: 'runn'"),
+        (("paper", "fig-progress", "--quick", "--out", "{settings}"), "Not a directory"),
+        (("bench", "--only", "engine", "--out", "{settings}/bench"), "Not a directory"),
         (("timeline", "--set", "timing.uniform={low=3, high=2}"), "timing.uniform.high=2.0: expected a number > 3"),
     ],
 )

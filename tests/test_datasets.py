@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import os
 import pickle
 import struct
@@ -273,6 +274,16 @@ def test_a_missing_batch_is_named_with_where_to_get_it_and_what_was_found(tmp_pa
     assert "holds data_batch_1, data_batch_2, data_batch_3, data_batch_4, test_batch" in said
 
 
+@pytest.mark.parametrize("absent", ["data_batch_1", "data_batch_4", "test_batch"])
+def test_the_archive_is_used_where_the_folder_is_not_whole(tmp_path, absent):
+    batches = write_cifar(tmp_path)
+    packed = pack(batches)
+    (batches / absent).unlink()
+    assert cifar.find(tmp_path) == [packed]
+    packed.unlink()
+    assert f"{absent} is missing" in refusal(lambda: cifar.find(tmp_path))
+
+
 @pytest.mark.parametrize("make", [fb.tasks.cifar10, fb.tasks.celeba, fb.tasks.sent140])
 def test_without_data_an_error_says_what_to_get_and_how_to_name_it(make, tmp_path, monkeypatch):
     assert "--data or FEDBUFF_DATA" in refusal(make)
@@ -376,12 +387,14 @@ def test_each_missing_file_of_celeba_is_named(tmp_path, name):
         (celeba.IDENTITIES, lambda b: b.replace(b"000002.jpg 1", b"000002.jpg x"), "line 2: expected an image and the number"),
         (celeba.IDENTITIES, lambda b: b"\xff\xfe" + b, "not a text file"),
         (celeba.IDENTITIES, lambda b: b"", "lists no images"),
+        (celeba.IDENTITIES, lambda b: b[:-1] + b"0", "line 5: the file ends in the middle of it; get it again from https"),
         (
             celeba.ATTRIBUTES,
             lambda b: b.replace(b"Smiling", b"Frowning"),
             "with Smiling among them, found '5' and 'Bald Frowning'",
         ),
         (celeba.ATTRIBUTES, lambda b: b[:-17], "lists 5 images, but lists 4; is it cut off?"),
+        (celeba.ATTRIBUTES, lambda b: b[:-1], "line 7: the file ends in the middle of it; get it again from https"),
         (celeba.ATTRIBUTES, lambda b: b[:-3], "line 7: expected an image and 2 times 1 or -1"),
         (
             celeba.ATTRIBUTES,
@@ -394,7 +407,11 @@ def test_each_missing_file_of_celeba_is_named(tmp_path, name):
         (celeba.ARCHIVE, lambda b: b"PK", "not a whole ZIP file"),
         (celeba.ARCHIVE, lambda b: zipped({"readme.txt": b""}), "holds no .jpg"),
         (celeba.ARCHIVE, lambda b: zipped({"000077.jpg": jpeg()}), "000077.jpg is in neither identity_CelebA.txt nor"),
-        (celeba.ARCHIVE, lambda b: zipped({"000001.jpg": b"GIF89a"}), "000001.jpg can't be read (cannot identify image"),
+        (
+            celeba.ARCHIVE,
+            lambda b: zipped({"000001.jpg": b"GIF89a"}),
+            "can't be read (cannot identify image as a JPEG); get it",
+        ),
         (celeba.ARCHIVE, lambda b: zipped({"000001.jpg": jpeg()[:300]}), "000001.jpg can't be read"),
         (celeba.ARCHIVE, lambda b: zipped({"000001.jpg": jpeg(size=(5000, 5000))}), "5000 × 5000 pixels are too many"),
         (celeba.ARCHIVE, lambda b: b.replace(jpeg((7, 0, 0))[200:400], bytes(200)), "000001.jpg can't be read (Bad CRC-32"),
@@ -404,6 +421,17 @@ def test_wrong_files_of_celeba_are_refused(tmp_path, name, change, complaint):
     path = write_celeba(tmp_path, {1: 5}) / name
     path.write_bytes(change(path.read_bytes()))
     assert complaint in refusal(lambda: fb.tasks.celeba(str(tmp_path)))
+
+
+def test_what_other_systems_add_to_files_of_celeba_does_not_matter(tmp_path):
+    """A byte order mark, CRLF, and what macOS keeps beside every file of an archive."""
+    plain, odd = (write_celeba(tmp_path / name, {1: 5, 2: 6}) for name in ("plain", "odd"))
+    for name in (celeba.IDENTITIES, celeba.ATTRIBUTES):
+        (odd / name).write_bytes(b"\xef\xbb\xbf" + (odd / name).read_bytes().replace(b"\n", b"\r\n"))
+    with zipfile.ZipFile(odd / celeba.ARCHIVE, "a") as archive:
+        archive.writestr("__MACOSX/img_align_celeba/._000001.jpg", b"\0\5\x16\7")
+    a, b = (fb.tasks.celeba(str(folder)) for folder in (plain, odd))
+    assert all(np.array_equal(p, q) for c, d in zip(a.clients, b.clients, strict=True) for p, q in zip(c, d, strict=True))
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -545,7 +573,8 @@ def test_accounts_are_drawn_until_they_have_their_share(tmp_path):
             "line 1: expected six columns, the first 0 or 4, found p",
         ),
         ("tweets", lambda b: b.replace(b'"0"', b'"2"', 1), "found polarity '2'"),
-        ("tweets", lambda b: b"\n" + b, "found 0 columns"),
+        ("tweets", lambda b: b"\n" + b, "line 1: expected six columns, the first 0 or 4, found 0 columns"),
+        ("tweets", lambda b: b"\xef\xbb\xbf" + b, "not CSV ('utf-8' codec can't decode byte 0xe9"),
         ("tweets", lambda b: b + b'"' + bytes(200_000) + b"\n", "not CSV"),
         ("glove", lambda b: b"", "an empty file"),
         ("glove", lambda b: b[:-4], "line 6: the file ends in the middle of it"),
@@ -570,12 +599,22 @@ def test_wrong_files_of_sent140_are_refused(tmp_path, name, change, complaint):
     assert complaint in said and path.name in said
 
 
+def test_tweets_may_have_a_byte_order_mark_and_blank_lines_at_the_end(tmp_path):
+    path = write_sent140(tmp_path) / "sent140" / sent140.FILE
+    tweets = list(sent140.read_tweets(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().decode("latin-1").encode() + b"\n\r\n")
+    assert list(sent140.read_tweets(path)) == tweets
+
+
 def test_the_file_of_word_vectors_is_found_or_named(tmp_path):
     write_sent140(tmp_path, many(9))
     (tmp_path / "glove.6B.2d.txt").write_text("day 1 2\n")
-    assert "choose one of glove.6B.2d.txt, glove.6B.3d.txt" in refusal(lambda: fb.tasks.sent140(str(tmp_path)))
+    said = refusal(lambda: fb.tasks.sent140(str(tmp_path)))
+    assert "choose one of glove.6B.2d.txt, glove.6B.3d.txt" in said and '[task.sent140] glove = "NAME"' in said
     assert fb.tasks.sent140(str(tmp_path), glove="glove.6B.2d.txt").model().embedding.weight.shape == (3, 2)
     assert "glove.27B.txt is missing" in refusal(lambda: fb.tasks.sent140(str(tmp_path), glove="glove.27B.txt"))
+    (tmp_path / "glove" / "glove.6B.300d.txt").write_text("day 1 2 3 4\n")  # the paper's
+    assert fb.tasks.sent140(str(tmp_path)).model().embedding.weight.shape == (3, 4)
 
 
 @often
@@ -631,6 +670,35 @@ def test_arrays_are_prepared_once_and_again_when_their_source_changes(tmp_path):
     assert len(calls) == 3
 
 
+def replace_in_disguise(path: Path) -> None:
+    """By a file of the same size and time of change."""
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # which ticks every few milliseconds
+        path.write_bytes(path.read_bytes()[::-1])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_source_that_was_replaced_in_disguise_is_read_again(tmp_path):
+    path, calls = tmp_path / "source", []
+    path.write_bytes(b"abc")
+    counted(path, calls)
+    replace_in_disguise(path)
+    counted(path, calls)
+    assert len(calls) == 2 and len(caches()) == 1
+    counted(path, calls)
+    assert len(calls) == 2
+
+
+def test_a_cache_of_an_earlier_version_stays_valid(tmp_path):
+    path, calls = tmp_path / "source", []
+    path.write_bytes(b"abc")
+    counted(path, calls)
+    (caches()[0] / "ctimes.json").unlink()  # which those don't have
+    replace_in_disguise(path)
+    counted(path, calls)
+    assert len(calls) == 1
+
+
 def caches() -> list[Path]:
     return sorted(path for path in Path(os.environ["FEDBUFF_CACHE"]).iterdir() if path.suffix != ".so")
 
@@ -644,6 +712,8 @@ def caches() -> list[Path]:
         lambda p: p.write_bytes(p.read_bytes()[:-1]),
         lambda p: p.write_bytes(p.read_bytes()[:-1] + bytes([p.read_bytes()[-1] ^ 1])),
         lambda p: p.write_bytes(b"[1, 2]"),
+        lambda p: p.write_bytes(b"{}"),
+        lambda p: p.write_bytes(b"[" * 100_000),
     ],
 )
 def test_a_damaged_cache_is_made_again(tmp_path, name, harm):
@@ -655,6 +725,15 @@ def test_a_damaged_cache_is_made_again(tmp_path, name, harm):
     assert len(calls) == 2
     counted(path, calls)
     assert len(calls) == 2 and len(caches()) == 1
+
+
+def test_a_cache_whose_list_lacks_an_array_is_made_again(tmp_path):
+    path, calls = tmp_path / "source", []
+    path.write_bytes(b"abc")
+    counted(path, calls)
+    listed = caches()[0] / "files.json"
+    listed.write_text(json.dumps({"a.npy": json.loads(listed.read_text())["a.npy"]}))
+    assert sorted(counted(path, calls)) == ["a", "b"]
 
 
 def test_what_a_failed_or_killed_preparation_leaves_is_swept_up(tmp_path):
@@ -875,7 +954,21 @@ def test_a_folder_of_hugging_face_is_a_table_in_a_settings_file(tmp_path, fedbuf
         ({"train": StandIn(x=["a", "b"], label=[0, 1])}, "train: expected inputs of numbers"),
         ({"train": StandIn(x=[[1.0], [2.0]], label=[0.5, 1.5])}, "whole labels, found x of float64 and label of float64"),
         ({"train": StandIn(x=[[1.0], [2.0]], label=[0, -1])}, "train: expected labels from 0 on, found -1"),
+        (
+            {"train": StandIn(x=[[1.0], [2.0]], label=[0, 10**9])},
+            "train: label 1000000000 would make 1,000,000,001 classes for 4",
+        ),
+        ({"train": StandIn(x=[[1.0, 2.0]], label=[0])}, "test: expected inputs of shape (2,) as in train, found (1,)"),
+        (
+            {"train": [StandIn(x=[[1.0]], label=[0]), StandIn(x=[[np.nan]], label=[0])]},
+            "train[1]: expected inputs that are finite",
+        ),
         ({"train": StandIn(x=[1], z=[2], label=[0])}, "inputs: name one of the columns x, z"),
+        ({"by": "x", "inputs": "x"}, "by='x': expected a column with a number or a name for each example, found ndarray"),
+        ({"train": 3}, "train: expected a datasets.Dataset, loaded without streaming, found int"),
+        ({"train": [3]}, "train[0]: expected a datasets.Dataset, loaded without streaming, found int"),
+        ({"train": {"a": 1, "b": 2}}, "train: holds several splits, a, b; give one of them, like data['a']"),
+        ({"test": {"a": 1, "b": 2}}, "test: holds several splits, a, b; give one of them, like data['a']"),
         ({"train": "nowhere"}, "train='nowhere': not a folder that Dataset.save_to_disk wrote"),
     ],
 )
@@ -884,6 +977,119 @@ def test_what_hugging_face_can_not_be_used_for_is_said(change, complaint):
     if change.get("train") == "nowhere":
         pytest.importorskip("datasets")
     assert complaint in refusal(lambda: fb.tasks.hugging_face(**{"train": good, "test": good, "clients": 2, **change}))
+
+
+def test_a_streaming_dataset_of_hugging_face_is_refused():
+    data = real(x=[[1.0]], label=[0])
+    assert "found IterableDataset" in refusal(lambda: fb.tasks.hugging_face(data.to_iterable_dataset(), data))
+
+
+def test_a_saved_set_of_splits_says_how_to_choose_one(tmp_path):
+    data = real(x=[[1.0], [2.0]], label=[0, 1])
+    pytest.importorskip("datasets").DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path)
+    said = refusal(lambda: fb.tasks.hugging_face(str(tmp_path), data))
+    assert (
+        f"train={str(tmp_path)!r}: holds several splits, train, test; name the folder of one, like '{tmp_path}/train'" in said
+    )
+    assert len(fb.tasks.hugging_face(f"{tmp_path}/train", f"{tmp_path}/test", clients=2).clients) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("state.json", "[]", "not a folder that Dataset.save_to_disk wrote (list indices"),
+        ("dataset_info.json", "[]", "not a folder that Dataset.save_to_disk wrote ('list' object"),
+        (None, "", "holds no examples"),
+    ],
+)
+def test_a_wrong_folder_of_hugging_face_is_named(tmp_path, name, content, complaint):
+    data = real(x=[[1.0]], label=[0])
+    (data if name else data.select([])).save_to_disk(tmp_path)
+    if name:
+        (tmp_path / name).write_text(content)
+    assert f"test={str(tmp_path)!r}: {complaint}" in refusal(lambda: fb.tasks.hugging_face(data, str(tmp_path)))
+
+
+# ── LEAF ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_leaf(folder: Path, **files: object) -> str:
+    """`train` and `test` with a file of these names each: users by name, or any other JSON, or text."""
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for name, users in files.items():
+            data = {"users": list(users), "user_data": users} if isinstance(users, dict) else users
+            (folder / split / f"{name}.json").write_text(data if isinstance(data, str) else json.dumps(data))
+    return str(folder)
+
+
+def user(x: object = ((1, 2), (3, 4)), y: object = (0, 1)) -> dict[str, object]:
+    return {"x": x, "y": y}
+
+
+def test_users_of_leaf_are_clients_in_order_of_files_and_users(tmp_path):
+    folder = write_leaf(
+        tmp_path, b={"cem": user()}, a={"bob": user([[5.0, 6.0]], ["2"]), "ann": user(y=[1.0, True]), "eve": user([], [])}
+    )
+    task = fb.tasks.leaf(folder)
+    assert [y.tolist() for _, y in task.clients] == [[2], [1, 1], [0, 1]]
+    assert task.clients[0][0].tolist() == [[5, 6]]
+    assert {(x.dtype.name, y.dtype.name) for x, y in task.clients} == {("float32", "int64")}
+    assert task.model()[1].weight.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ([], "expected a list of users, and user_data with x and y, found list"),
+        ([1], "expected a list of users, and user_data with x and y, found list"),
+        ("null", "expected a list of users, and user_data with x and y, found NoneType"),
+        ('{"users": "ab", "user_data": {}}', "found users: str, user_data: dict"),
+        ('{"users": ["ann"], "user_data": {}}', "user_data has nothing for ann"),
+        ('{"users": [["ann"]], "user_data": {}}', "user_data has nothing for ['ann']"),
+        ("[" * 100_000, "not readable as JSON: maximum recursion depth"),
+        ({"ann": [1]}, "user 'ann': not a LEAF file: expected x and y, found list"),
+        ({"ann": {"x": [[1]]}}, "user 'ann': not a LEAF file: expected x and y, found x: list"),
+        (
+            {"ann": user(), "bob": user(y=[0, 0.7])},
+            "user 'bob': expected the numbers of classes, 0, 1, 2, …, as labels, found 0.7",
+        ),
+        ({"ann": user(y=[0, 10**30])}, "as labels, found 1e+30"),
+        ({"ann": user(y=[0, float("nan")])}, "as labels, found nan"),
+        ({"ann": user(y=[0, 10**400])}, "x and y must be numbers"),
+        ({"ann": user(y=[0, None])}, "as labels, found nan"),
+        ({"ann": user(y=[0, 10**9])}, "user 'ann': label 1000000000 would make 1,000,000,001 classes for 4 examples"),
+        ({"ann": user(y=[0])}, "expected a label for each input, found x of shape (2, 2) and y of shape (1,)"),
+        ({"ann": user(y=[[0], [1]])}, "found x of shape (2, 2) and y of shape (2, 1)"),
+        ({"ann": user(3, 3)}, "found x of shape () and y of shape ()"),
+        ({"ann": user(), "bob": user([[1], [2]])}, "user 'bob': expected inputs of shape (2,) as in"),
+        ({"ann": user([[1, 2], [float("nan"), 4]])}, "user 'ann': expected inputs that are finite in float32, found nan"),
+        ({"ann": user([[1, 2], [1e300, 4]])}, "user 'ann': expected inputs that are finite in float32, found inf"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_wrong_file_of_leaf_is_refused_by_name(tmp_path, content, complaint):
+    said = refusal(lambda: fb.tasks.leaf(write_leaf(tmp_path, file=content)))
+    assert f"{tmp_path}/train/file.json: " in said and complaint in said
+
+
+def test_a_user_of_leaf_is_in_one_file(tmp_path):
+    folder = write_leaf(tmp_path, a={"ann": user(), "bob": user()}, b={"ann": user()})
+    assert f"{tmp_path}/train/b.json: user 'ann' is listed in a.json already" in refusal(lambda: fb.tasks.leaf(folder))
+
+
+@pytest.mark.parametrize("users", [{}, {"ann": user([], [])}])
+def test_a_folder_of_leaf_without_examples_is_named(tmp_path, users):
+    said = refusal(lambda: fb.tasks.leaf(write_leaf(tmp_path, file=users)))
+    assert said == f"{tmp_path}/train: expected users with examples, found none in file.json"
+
+
+def test_inputs_for_the_test_have_the_shape_of_those_for_training(tmp_path):
+    folder = write_leaf(tmp_path, file={"ann": user()})
+    (tmp_path / "test" / "file.json").write_text(json.dumps({"users": ["ann"], "user_data": {"ann": user([[1]], [0])}}))
+    assert f"{tmp_path}/test/file.json: user 'ann': expected inputs of shape (2,) as in" in refusal(
+        lambda: fb.tasks.leaf(folder)
+    )
 
 
 # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -253,16 +253,31 @@ def fake_compiler(folder: Path, says: str = "1.0", fails: bool = False) -> Path:
 
 def test_compiled_once_for_a_source_a_compiler_and_a_processor(tmp_path, monkeypatch, capsys):
     compiler = fake_compiler(tmp_path)
-    first = built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache")
+    first = built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache")
     assert "compiling kernels for" in capsys.readouterr().err
-    assert built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache") == first
+    assert built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache") == first
     assert capsys.readouterr().err == ""
     fake_compiler(tmp_path, says="2.0")
-    assert built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache") != first
+    assert built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache") != first
     monkeypatch.setattr(compiled, "processor_flags", lambda: "another")
-    assert len({built(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache"), first}) == 2
+    assert len({built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache"), first}) == 2
     assert (tmp_path / "c++.log").read_text().split() == ["called"] * 3
-    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".so"}  # nothing half done is left
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".so", ".sha256"}  # nothing half done is left
+
+
+@pytest.mark.parametrize("damage", [b"", b"libra", b"library?"])
+def test_a_damaged_library_is_compiled_anew(damage, tmp_path):
+    compiler = fake_compiler(tmp_path)
+    path = built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache")
+    path.write_bytes(damage)
+    assert built(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache") == path
+    assert path.read_text() == "library\n"
+
+
+def test_the_compiler_may_come_with_arguments(tmp_path, monkeypatch):
+    compiler = fake_compiler(tmp_path)
+    monkeypatch.setenv("CXX", f"{compiler} -O1")
+    assert compiled.find_compiler() == [str(compiler), "-O1"]
 
 
 def test_a_folder_is_compiled_anew_when_one_of_its_files_changes(tmp_path):
@@ -270,16 +285,16 @@ def test_a_folder_is_compiled_anew_when_one_of_its_files_changes(tmp_path):
     source.mkdir()
     (source / "a.cpp").write_text('#include "b.h"')
     (source / "b.h").write_text("int b = 1;")
-    first = built(source, (), str(compiler), tmp_path / "cache")
-    assert built(source, (), str(compiler), tmp_path / "cache") == first
+    first = built(source, (), [str(compiler)], tmp_path / "cache")
+    assert built(source, (), [str(compiler)], tmp_path / "cache") == first
     (source / "b.h").write_text("int b = 2;")
-    assert built(source, (), str(compiler), tmp_path / "cache") != first
+    assert built(source, (), [str(compiler)], tmp_path / "cache") != first
 
 
 def test_processes_may_race(tmp_path):
     compiler = fake_compiler(tmp_path)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        paths = pool.starmap(built, [(kernels.SOURCE, kernels.FLAGS, str(compiler), tmp_path / "cache")] * 4)
+        paths = pool.starmap(built, [(kernels.SOURCE, kernels.FLAGS, [str(compiler)], tmp_path / "cache")] * 4)
     assert len(set(paths)) == 1
     assert paths[0].read_text() == "library\n"
 

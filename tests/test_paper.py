@@ -649,6 +649,14 @@ def test_the_theorem_holds(tmp_path):
     assert [check.text() for check in result.checks if not check.holds] == []
 
 
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_the_quick_theorem_holds_for_other_seeds_and_says_which_it_used(seed, tmp_path):
+    asked = ask(tmp_path, experiments.NO_DATA, seeds=(seed, 0), quick=True)
+    kept = experiments.run_one(theorem.THEOREM, asked, experiments.Request(tmp_path), silent)
+    assert all(check["holds"] for check in kept["checks"])
+    assert kept["seeds"] == [seed]
+
+
 def test_the_problem_of_the_theorem_is_what_it_says():
     z, rng = theorem.points(0), np.random.default_rng(0)
     w, step = rng.normal(size=theorem.DIMENSIONS), 1e-6

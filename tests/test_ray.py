@@ -1,10 +1,12 @@
 """On Ray: the same weights as here, on two nodes, and after a worker was killed."""
 
+import copy
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,6 +117,39 @@ def workers_of_ray() -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_what_is_frozen_is_the_same_everywhere_though_it_was_drawn_at_random(address, small_task):
+    def model() -> torch.nn.Module:
+        made = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).requires_grad_(True)
+        made[0].weight.requires_grad_(False)
+        made.register_buffer("shift", torch.zeros(1))
+        with torch.no_grad():
+            made[0].weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(4, 5))))
+        return made
+
+    first = model()
+    here, there = (
+        run(SERVERS["fedbuff"], replace(small_task, model=lambda: copy.deepcopy(first)), trips=100),
+        run(
+            SERVERS["fedbuff"],
+            replace(small_task, model=OnceHereThenAnew(first, model)),
+            trips=100,
+            engine="ray",
+            address=address,
+        ),
+    )
+    assert same_arrays(there.weights, here.weights)
+
+
+class OnceHereThenAnew:
+    """A model that is drawn anew wherever it is made but in this process."""
+
+    def __init__(self, first: torch.nn.Module, model) -> None:
+        self.first, self.model, self.pid = first, model, os.getpid()
+
+    def __call__(self) -> torch.nn.Module:
+        return copy.deepcopy(self.first) if os.getpid() == self.pid else self.model()
 
 
 def test_an_error_on_ray_is_the_users_to_see(address, small_task):

@@ -199,6 +199,14 @@ def test_a_run_in_which_nothing_can_succeed_ends_with_an_error(small_task):
         )
 
 
+def test_no_more_room_is_made_than_clients_can_fill(small_task):
+    """Durations with such a tail mean that millions would be in flight, if there were so many."""
+    server = fb.Server(start=fb.arrivals(rate=50.0), buffer_size=1)
+    done = fb.simulate(server, small_task, client=fb.LocalSGD(lr=0.1), timing=fb.lognormal(6.0), until=fb.trips(60), workers=1)
+    assert done.summary["trips"] == 60
+    assert done.summary["peak_memory_mb"] < 4000
+
+
 def test_a_server_with_weights_starts_from_them(small_task):
     _, drawn = initial_weights(small_task, 0)
     server = fb.Server(start=fb.refill(5), buffer_size=2, optimizer=fb.sgd(0.0), weights=np.full_like(drawn, 0.25))

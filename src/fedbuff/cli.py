@@ -47,11 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fedbuff: interrupted; what was kept is safe (a run goes on with --resume)", file=sys.stderr)
         return 130
     except (SettingsError, FolderError, ValueError) as e:
-        if os.environ.get("FEDBUFF_TRACEBACK"):
+        return _complain(e, str(e))
+    except OSError as e:
+        if e.filename is None:
             raise
-        print(f"fedbuff: {' '.join(str(e).split())}", file=sys.stderr)
-        return 2
+        return _complain(e, f"{e.filename}: {e.strerror}")  # a folder that is a file, a disk that is full
     return 0
+
+
+def _complain(error: Exception, text: str) -> int:
+    """Say what is wrong in one line."""
+    if os.environ.get("FEDBUFF_TRACEBACK"):
+        raise error
+    print(f"fedbuff: {' '.join(text.split())}", file=sys.stderr)
+    return 2
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,37 +46,50 @@ def load(source: Path, flags: Sequence[str], functions: Mapping[str, str], other
         return None
 
 
-def find_compiler() -> str | None:
-    """$CXX, or the first of the usual names that is there."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
+def find_compiler() -> list[str] | None:
+    """$CXX, with arguments if it has some, or the first of the usual names that is there."""
+    commands = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["c++"], ["g++"], ["clang++"]]
+    return next(([path, *arguments] for name, *arguments in commands if (path := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
     """$FEDBUFF_CACHE, or a folder of our own where caches belong."""
     if own := os.environ.get("FEDBUFF_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbuff"
+    except RuntimeError:  # an account without a home
+        return Path(tempfile.gettempdir()) / f"fedbuff-{os.getuid()}"
 
 
-def built(source: Path, flags: Sequence[str], compiler: str, folder: Path) -> Path:
-    """The shared library in the cache, compiled if it is not there yet."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+def built(source: Path, flags: Sequence[str], compiler: Sequence[str], folder: Path) -> Path:
+    """The shared library in the cache, compiled if it is not there yet, or is not what the compiler left there."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     files = sorted([*source.glob("*.cpp"), *source.glob("*.h")]) if source.is_dir() else [source]
     text = [file.read_text(encoding="utf-8") for file in files]
-    identity = [text, " ".join(flags), compiler, version, platform.machine(), processor_flags()]
+    identity = [text, " ".join(flags), " ".join(compiler), version, platform.machine(), processor_flags()]
     path = folder / f"{source.stem}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
-    if path.exists():
+    checksum = path.resolve().with_suffix(".sha256")
+    if (
+        path.is_file() and checksum.is_file() and checksum.read_text() == digest(path)
+    ):  # a damaged one may kill whoever loads it
         return path
     folder.mkdir(parents=True, exist_ok=True)
     print(f"fedbuff: compiling {source.name} for this machine, once, into {folder} …", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / path.name
         units = [str(file) for file in files if file.suffix == ".cpp"]
-        command = [compiler, *flags, "-shared", "-fPIC", *units, "-o", str(made)]
+        command = [*compiler, *flags, "-shared", "-fPIC", *units, "-o", str(made)]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        said = made.with_suffix(".sha256")
+        said.write_text(digest(made))
         made.replace(path)  # atomic: others see the whole file or none
+        said.replace(checksum)
     return path
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def processor_flags() -> str:

@@ -38,8 +38,8 @@ def bench(args: argparse.Namespace) -> None:
         if name not in parts:
             raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")
     check_positive(args, "repeats", "share", "workers")
+    args.out.mkdir(parents=True, exist_ok=True)  # before an hour of measuring
     result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), args.ray, say_to(args))
     print(json.dumps(result, indent=2) if args.json else tables(result), end="")
-    args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / file_name(result), result)
     print(f"kept in {args.out / file_name(result)}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 Each set is a folder of .npy files under $FEDBUFF_CACHE, named by what it was made from: the source files with their sizes
 and times of change, the reader's version and its arguments. It is moved into place when it is whole, checked whenever it
-is opened, and made again if it is damaged. Processes that map the same file share its memory.
+is opened, and made again if it is damaged or its sources were replaced. Processes that map the same file share its memory.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ Arrays = dict[str, NDArray[Any]]
 New = Callable[[str, tuple[int, ...], Any], NDArray[Any]]  # new(name, shape, dtype): zeros on disk, to be filled
 
 _LIST = "files.json"  # written last: every file with its size and checksum
+_CTIMES = "ctimes.json"  # of the sources, which no copying tool sets back; sets of earlier versions have none
 _BLOCK = 1 << 24
 
 
@@ -33,10 +34,12 @@ def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Cal
 
     facts   what else the arrays depend on: the reader's version, and its arguments
     """
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    stats = [path.stat() for path in sources]
+    files = [(str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in zip(sources, stats, strict=True)]
+    ctimes = [stat.st_ctime_ns for stat in stats]
     key = hashlib.sha256(json.dumps([name, files, list(facts)]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{key}"
-    arrays = _opened(folder)
+    arrays = _opened(folder, ctimes)
     if arrays is not None:
         return arrays
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -45,10 +48,10 @@ def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Cal
         scratch.mkdir(parents=True)
         print(f"fedbuff: preparing {name}, once, into {folder.parent} …", file=sys.stderr, flush=True)
         make(lambda array, shape, dtype: _room(scratch / f"{array}.npy", shape, dtype))
-        _seal(scratch)
+        _seal(scratch, ctimes)
         with contextlib.suppress(OSError):  # another process was faster: its arrays are as good
             scratch.rename(folder)
-        arrays = _opened(folder)
+        arrays = _opened(folder, ctimes)
     except OSError as e:
         kept = f"it is kept in {folder.parent}, or where FEDBUFF_CACHE says"
         raise ValueError(f"{e.filename or folder}: can't prepare {name}: {e.strerror or e}; {kept}") from e
@@ -67,8 +70,9 @@ def _room(path: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return array
 
 
-def _seal(folder: Path) -> None:
+def _seal(folder: Path, ctimes: list[int]) -> None:
     """Put everything on disk, and write down what a whole set looks like."""
+    (folder / _CTIMES).write_text(json.dumps(ctimes), encoding="utf-8")
     files = {}
     for path in sorted(folder.glob("*.npy")):
         with path.open("rb") as f:
@@ -77,10 +81,14 @@ def _seal(folder: Path) -> None:
     (folder / _LIST).write_text(json.dumps(files), encoding="utf-8")
 
 
-def _opened(folder: Path) -> Arrays | None:
-    """The arrays in the folder, or None if it is not there or damaged."""
+def _opened(folder: Path, ctimes: list[int]) -> Arrays | None:
+    """The arrays in the folder, or None if it is not there, damaged, or made of other files than these."""
     try:
         files = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        if not files or files.keys() != {path.name for path in folder.glob("*.npy")}:
+            return None
+        if (folder / _CTIMES).exists() and json.loads((folder / _CTIMES).read_text(encoding="utf-8")) != ctimes:
+            return None
         arrays = {}
         for name, (size, checksum) in files.items():
             path = folder / name
@@ -88,8 +96,8 @@ def _opened(folder: Path) -> Arrays | None:
                 return None
             arrays[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
         return arrays
-    except (OSError, ValueError, TypeError, AttributeError):  # nothing there, not JSON, not a list of files, not an array
-        return None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None  # nothing there, not JSON, not a list of files, not an array
 
 
 def _checksum(path: Path) -> int:

@@ -54,7 +54,7 @@ def read_attribute(path: Path, attribute: str = "Smiling") -> dict[str, bool]:
     lines = _lines(path)
     (_, count), (_, header) = next(lines, (1, "")), next(lines, (2, ""))
     names = header.split()
-    if not count.strip().isdigit() or attribute not in names:
+    if not count.strip().isdecimal() or attribute not in names:
         raise ValueError(
             f"{path}: expected the number of images and the names of attributes with {attribute} among them, "
             f"found {count[:20]!r} and {header[:40]!r}"
@@ -105,14 +105,18 @@ def read_images(path: Path, names: Sequence[str], out: NDArray[np.uint8]) -> Non
                     raise ValueError(f"{members[name].file_size:,} bytes are too many")
                 out[i] = decode(archive.read(members[name]))
             except Exception as e:  # a damaged archive or image can raise nearly anything, a wrong checksum among it
-                raise ValueError(f"{path}: {name} can't be read ({one_line(e)})") from e
+                raise ValueError(f"{path}: {name} can't be read ({one_line(e)}); get it again from {SOURCE}") from e
 
 
 def decode(jpeg: bytes) -> NDArray[np.uint8]:
     """An image as [3, SIDE, SIDE]: its shorter side is made SIDE long, then the middle is cut out, as torchvision does."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
+    try:
+        opened = Image.open(io.BytesIO(jpeg), formats=("JPEG",))
+    except UnidentifiedImageError as e:  # which names the bytes by their address
+        raise ValueError("cannot identify image as a JPEG") from e
+    with opened as image:
         width, height = image.size
         if width * height > _MOST_PIXELS:
             raise ValueError(f"{width} × {height} pixels are too many")
@@ -133,15 +137,21 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def _images(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    return {info.filename.rpartition("/")[2]: info for info in archive.infolist() if info.filename.lower().endswith(".jpg")}
+    """The images by name, without their folders; macOS adds a file ._NAME to each, which is none."""
+    files = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+    return {name: info for name, info in files.items() if name.lower().endswith(".jpg") and not name.startswith("._")}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The lines that are not empty, with their numbers."""
     try:
-        with path.open(encoding="ascii") as f:
+        with path.open(encoding="utf-8-sig") as f:
             for number, line in enumerate(f, 1):
                 if line.strip():
                     yield number, line.rstrip("\n")
+                    if not line.endswith("\n"):
+                        raise ValueError(
+                            f"{path}: line {number}: the file ends in the middle of it; get it again from {SOURCE}"
+                        )
     except UnicodeDecodeError as e:
         raise ValueError(f"{path}: not a text file: {e}") from e

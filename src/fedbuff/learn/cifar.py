@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.learn.cache import New
-from fedbuff.learn.folder import locate, missing, one_line
+from fedbuff.learn.folder import missing, one_line
 
 VERSION = 1  # of what `prepare` makes
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -37,13 +37,18 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 def find(folder: Path) -> list[Path]:
     """The six batches where they are unpacked, or else the archive."""
+    batches = (*TRAIN, *TEST)
     places = [place / sub for place in (folder, folder / "cifar10") for sub in ("", FOLDER)]
     for place in places:
-        if (place / TRAIN[0]).is_file():
-            return [locate(place, (), name, SOURCE) for name in (*TRAIN, *TEST)]
+        if all((place / name).is_file() for name in batches):
+            return [place / name for name in batches]
     for place in places:
         if (place / ARCHIVE).is_file():
             return [place / ARCHIVE]
+    for place in places:
+        absent = [name for name in batches if not (place / name).is_file()]
+        if len(absent) < len(batches):
+            raise missing([place], absent[0], SOURCE)
     raise missing(places, f"{ARCHIVE} (or its folder {FOLDER})", SOURCE)
 
 

@@ -47,6 +47,20 @@ class Flat:
         """A copy of the weights."""
         return self._numpy.copy()
 
+    def constants(self) -> dict[str, NDArray[np.generic]]:
+        """What the model holds besides weights: frozen parameters, and buffers as they were at first."""
+        frozen = {name: p.detach() for name, p in self.module.named_parameters() if name not in self.parameters}
+        names = [name for name, _ in self.module.named_buffers()]
+        return {name: t.numpy().copy() for name, t in [*frozen.items(), *zip(names, (b for _, b in self.buffers), strict=True)]}
+
+    def hold(self, constants: dict[str, NDArray[np.generic]]) -> None:
+        """Take over the constants of another copy of the model, whose own were perhaps drawn at random."""
+        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        with torch.no_grad():
+            for name, values in constants.items():
+                own[name].copy_(torch.from_numpy(np.array(values)))
+        self.buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+
     def named(self, weights: Vector) -> dict[str, NDArray[np.floating]]:
         """The model's whole state dict with these weights, frozen parameters and buffers included."""
         self.load(weights)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from fedbuff.learn.folder import locate, missing
 
 SOURCE = "https://nlp.stanford.edu/projects/glove (glove.6B.zip)"
+PAPERS = "glove.6B.300d.txt"
 
 
 def find(folder: Path, name: str | None) -> Path:
-    """The file of that name, or else the only glove*.txt."""
+    """The file of that name, or else the only glove*.txt, or the paper's among several."""
     subfolders = ("glove", "sent140")
     if name is not None:
         return locate(folder, subfolders, name, SOURCE)
@@ -20,9 +21,12 @@ def find(folder: Path, name: str | None) -> Path:
     found = [path for place in places for path in sorted(place.glob("glove*.txt"))]
     if not found:
         raise missing(places, "glove*.txt", SOURCE)
-    if len(found) > 1:
-        raise ValueError(f"glove: choose one of {', '.join(path.name for path in found)} in {folder}")
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+    if papers := [path for path in found if path.name == PAPERS]:
+        return papers[0]
+    names = ", ".join(path.name for path in found)
+    raise ValueError(f'glove: choose one of {names} in {folder} by [task.sent140] glove = "NAME", or leave only one there')
 
 
 def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.float32]]:

@@ -1,11 +1,13 @@
 """Hugging Face `datasets` as arrays: any object with `column_names`, `len`, and `with_format("numpy")[:]` as theirs have."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbuff.learn.folder import one_line
+from fedbuff.learn.partition import by_key
 
 
 def from_disk(folder: str, argument: str) -> Any:
@@ -14,9 +16,48 @@ def from_disk(folder: str, argument: str) -> Any:
     except ImportError as e:
         raise ValueError("Hugging Face's folders are read by its library: pip install 'fedbuff[datasets]'") from e
     try:
-        return datasets.load_from_disk(folder)
-    except (OSError, ValueError, KeyError) as e:
+        found = datasets.load_from_disk(folder)
+    except IndexError as e:  # of a dataset without examples it writes no file of them
+        raise ValueError(f"{argument}={folder!r}: holds no examples") from e
+    except Exception as e:  # a damaged folder can raise nearly anything
         raise ValueError(f"{argument}={folder!r}: not a folder that Dataset.save_to_disk wrote ({one_line(e)})") from e
+    if isinstance(found, Mapping):
+        one = f"{folder}/{next(iter(found), '')}"
+        raise ValueError(
+            f"{argument}={folder!r}: holds several splits, {', '.join(found)}; name the folder of one, like {one!r}"
+        )
+    return found
+
+
+def in_parts(train: Any) -> list[tuple[str, Any]]:
+    """The datasets that `train` consists of, itself or one for each client, with their names for error messages."""
+    if hasattr(train, "column_names") or isinstance(train, Mapping) or not isinstance(train, Iterable):
+        return [("train", train)]
+    parts = [(f"train[{i}]", part) for i, part in enumerate(train)]
+    if not parts:
+        raise ValueError("train: expected at least one partition, found none")
+    return parts
+
+
+def check_dataset(dataset: Any, where: str) -> None:
+    if isinstance(dataset, Mapping):
+        one = f"data[{next(iter(dataset), '')!r}]"
+        raise ValueError(f"{where}: holds several splits, {', '.join(map(str, dataset))}; give one of them, like {one}")
+    if not all(hasattr(dataset, name) for name in ("column_names", "with_format", "__len__")):
+        found = type(dataset).__name__
+        raise ValueError(f"{where}: expected a datasets.Dataset, loaded without streaming, found {found}")
+
+
+def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
+    """Which examples belong to each value of the column."""
+    if by not in dataset.column_names:
+        raise ValueError(f"by={by!r}: no such column; there are {', '.join(dataset.column_names)}")
+    keys = list(np.asarray(dataset.with_format("numpy")[:][by]))
+    try:
+        return by_key(keys)
+    except TypeError as e:  # lists have no hash
+        found = type(keys[0]).__name__
+        raise ValueError(f"by={by!r}: expected a column with a number or a name for each example, found {found}") from e
 
 
 def input_column(names: list[str], label: str, by: str | None) -> str:

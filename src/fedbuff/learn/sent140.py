@@ -1,5 +1,6 @@
 """Sentiment140: a CSV file in Latin-1, six quoted columns without a header, of which polarity, account and text are used."""
 
+import codecs
 import csv
 import re
 from collections import Counter
@@ -54,16 +55,19 @@ def prepare(sources: Sequence[Path], vocabulary: int, tokens: int, new: New) -> 
 def read_tweets(path: Path) -> Iterator[tuple[str, int, str]]:
     """Account, sentiment (1 if positive) and text of each tweet."""
     _whole(path)
-    with path.open(encoding="latin-1", newline="") as f:
+    with path.open(encoding=_encoding(path), newline="") as f:
         reader = csv.reader(f)
         try:
             for row in reader:
+                line = reader.line_num
+                if not row and not any(reader):  # blank lines at the end
+                    return
                 if len(row) != 6 or row[0] not in ("0", "4"):
                     found = f"{len(row)} columns" if len(row) != 6 else f"polarity {row[0][:20]!r}"
-                    where = f"{path}: line {reader.line_num}"
+                    where = f"{path}: line {line}"
                     raise ValueError(f"{where}: expected six columns, the first 0 or 4, found {found}; get it from {SOURCE}")
                 yield row[4], int(row[0] == "4"), row[5]
-        except csv.Error as e:
+        except (csv.Error, UnicodeDecodeError) as e:
             raise ValueError(f"{path}: line {reader.line_num}: not CSV ({e}); get it from {SOURCE}") from e
 
 
@@ -74,6 +78,12 @@ def words(text: str) -> list[str]:
     ['ca', "n't", 'wait', ',', 'i', "'m", 'so', 'happy', '!']
     """
     return _TOKEN.findall(text.lower())
+
+
+def _encoding(path: Path) -> str:
+    """Latin-1 as it is published; who saved it again with a byte order mark made it UTF-8."""
+    with path.open("rb") as f:
+        return "utf-8-sig" if f.read(3) == codecs.BOM_UTF8 else "latin-1"
 
 
 def _whole(path: Path) -> None:

@@ -4,9 +4,10 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
@@ -23,15 +24,16 @@ from fedbuff.learn import hugging_face as partitions
 from fedbuff.learn import sent140 as tweets
 from fedbuff.learn.cache import prepared
 from fedbuff.learn.folder import data_folder, locate
-from fedbuff.learn.leaf import read_split
+from fedbuff.learn.leaf import Part, read_split
 from fedbuff.learn.models import ImageModel, Model, TextModel, cnn, image_model, linear, lstm, mlp, text_model
-from fedbuff.learn.partition import by_key, dirichlet, iid, shards, some_of_each, split_examples
+from fedbuff.learn.partition import dirichlet, iid, shards, some_of_each, split_examples
 from fedbuff.learn.rows import Chosen, RowClients, Scaled
 from fedbuff.learn.synthetic import SyntheticClients
 from fedbuff.learn.task import Task
 
 Split = iid | dirichlet | shards
 P = ParamSpec("P")
+_CLASSES = 100_000  # are believed, however few the examples: a vocabulary may have so many words
 
 
 def recorded(make: Callable[P, Task]) -> Callable[P, Task]:
@@ -196,7 +198,7 @@ def sent140(
 
     data         the folder with training.1600000.processed.noemoticon.csv and GloVe's text file, or of their folders
                  sent140 and glove; by default $FEDBUFF_DATA
-    glove        the name of GloVe's file; by default the only glove*.txt there is
+    glove        the name of GloVe's file; by default the only glove*.txt there is, or the paper's, glove.6B.300d.txt
     vocabulary   so many of the tweets' words that GloVe knows, the commonest
     tokens       words of a tweet after these are cut off
     min_tweets   accounts with fewer are left out
@@ -259,22 +261,21 @@ def hugging_face(
     train, test = (
         partitions.from_disk(part, name) if isinstance(part, str) else part for name, part in (("train", train), ("test", test))
     )
-    alone = hasattr(train, "column_names")
-    parts = [train] if alone else list(train)
-    if not parts:
-        raise ValueError("train: expected at least one partition, found none")
-    inputs = inputs or partitions.input_column(parts[0].column_names, label, by)
-    held = [partitions.columns(part, inputs, label, "train" if alone else f"train[{i}]") for i, part in enumerate(parts)]
-    x, y = partitions.columns(test, inputs, label, "test")
-    if alone and by is not None:
-        if by not in train.column_names:
-            raise ValueError(f"by={by!r}: no such column; there are {', '.join(train.column_names)}")
-        held = split_examples(*held[0], by_key(np.asarray(train.with_format("numpy")[:][by]).tolist()))
-    elif alone:
+    parts = [*partitions.in_parts(train), ("test", test)]
+    for where, part in parts:
+        partitions.check_dataset(part, where)
+    _, first = parts[0]
+    inputs = inputs or partitions.input_column(first.column_names, label, by)
+    found = [(where, *partitions.columns(part, inputs, label, where)) for where, part in parts]
+    _check_inputs(found)
+    classes = _count_classes(found)
+    *held, (x, y) = [(x, y) for _, x, y in found]
+    if first is train and by is not None:
+        held = split_examples(*held[0], partitions.by_column(train, by))
+    elif first is train:
         check.integer(1, clients=clients)
         held = split_examples(*held[0], split(held[0][1], clients, generator(split_seed, "hugging face")))
-    classes = 1 + max(int(labels.max()) for labels in (y, *(labels for _, labels in held)))
-    name = str(getattr(getattr(parts[0], "info", None), "dataset_name", None) or "hugging_face")
+    name = str(getattr(getattr(first, "info", None), "dataset_name", None) or "hugging_face")
     return Task(
         model=partial(image_model, model, x.shape[1:], classes),
         loss=cross_entropy,
@@ -289,15 +290,38 @@ def hugging_face(
 def leaf(folder: str, model: Model = linear()) -> Task:
     """Any folder of LEAF JSON with numeric inputs: a client per user of `train`, evaluated on all of `test`."""
     train, test = (read_split(Path(folder) / split) for split in ("train", "test"))
-    x, y = (np.concatenate([examples[i] for examples in test.values()]) for i in (0, 1))
-    classes = 1 + max(int(labels.max()) for labels in [y, *(labels for _, labels in train.values())])
+    _check_inputs([*train, *test])
+    classes = _count_classes([*train, *test])
+    x, y = np.concatenate([x for _, x, _ in test]), np.concatenate([y for _, _, y in test])
     return Task(
         model=partial(image_model, model, x.shape[1:], classes),
         loss=cross_entropy,
-        clients=list(train.values()),
+        clients=[(x, y) for _, x, y in train],
         evaluate=(x, y),
         name=Path(folder).name,
     )
+
+
+def _check_inputs(parts: Sequence[Part]) -> None:
+    """Inputs are finite, and of one shape."""
+    first, expected = parts[0][0], parts[0][1].shape[1:]
+    for where, x, _ in parts:
+        if x.shape[1:] != expected:
+            raise ValueError(f"{where}: expected inputs of shape {expected} as in {first}, found {x.shape[1:]}")
+        if not np.isfinite(x).all():
+            raise ValueError(f"{where}: expected inputs that are finite in float32, found {x[~np.isfinite(x)][0]}")
+
+
+def _count_classes(parts: Sequence[Part]) -> int:
+    """One more than the largest label."""
+    where, largest = max(((where, int(y.max())) for where, _, y in parts), key=itemgetter(1))
+    examples = sum(len(y) for _, _, y in parts)
+    if largest >= max(examples, _CLASSES):
+        raise ValueError(
+            f"{where}: label {largest} would make {largest + 1:,} classes for {examples:,} examples; "
+            "number the classes anew, 0, 1, 2, …"
+        )
+    return 1 + largest
 
 
 @recorded

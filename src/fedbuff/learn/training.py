@@ -24,8 +24,9 @@ class Training:
     ahead_gib: float | None = None
 
     def __post_init__(self) -> None:
+        check.fits(isinstance(self.batched, bool), "True or False", batched=self.batched)
         if self.ahead_gib is not None:
             check.number(0, above=True, ahead_gib=self.ahead_gib)
         check.one_of(("float32", "bfloat16"), precision=self.precision)
         if not self.batched and (self.device != "cpu" or self.precision != "float32"):
-            raise ValueError("training: batched = false is the plain loop on the CPU in float32 and nothing else")
+            raise ValueError("batched = false is the plain loop on the CPU in float32 and nothing else")

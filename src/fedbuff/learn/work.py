@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.batched import Together, batched
@@ -63,12 +64,23 @@ class Trainer:
         return twins.outputs if same else itself
 
 
-def trainer(task: Task, sgd: LocalSGD, seed: int, how: Training, flat: Flat | None = None, checked: bool = False) -> Trainer:
+def trainer(
+    task: Task,
+    sgd: LocalSGD,
+    seed: int,
+    how: Training,
+    flat: Flat | None = None,
+    checked: bool = False,
+    constants: dict[str, NDArray[np.generic]] | None = None,
+) -> Trainer:
     """The way to train this task that `how` asks for; `flat` is its model with initial weights, if it is there already.
 
-    `checked` says that trips of this task can be trained together, as another process has found out.
+    `checked` says that trips of this task can be trained together, as another process has found out; `constants` are those of
+    that process's model.
     """
     flat = initial_weights(task, seed)[0] if flat is None else flat
+    if constants is not None:
+        flat.hold(constants)
     if task.loss is cross_entropy:
         task = replace(task, loss=torch.nn.functional.cross_entropy)  # which is recognised, and then has faster ways
     if not how.batched:

@@ -63,6 +63,7 @@ class Experiment:
     result     what the cells come to
     trips      about how many thousand trips a seed takes on each real dataset, by the paper's numbers
     so_far     it can be put together from some of its cells
+    one_seed   the first seed is all it uses
     linear     on Sent140 its model is linear, whose trips take a tenth of the time of the LSTM's
     """
 
@@ -77,4 +78,5 @@ class Experiment:
     beside: str = "cifar10"
     trips: Mapping[str, float] | None = None
     so_far: bool = False
+    one_seed: bool = False
     linear: bool = False

@@ -187,7 +187,7 @@ def about(experiment: Experiment, ask: Ask, needed: dict[str, Table]) -> Table:
         "target": dataset.target if needed else None,
         "concurrency": dataset.concurrency if needed else None,
         "trips": dataset.trips if needed else None,
-        "seeds": list(ask.seeds),
+        "seeds": list(ask.seeds[:1] if experiment.one_seed else ask.seeds),
         "caveats": notes,
         "machine": machine(),
         "date": datetime.date.today().isoformat(),

@@ -115,4 +115,5 @@ FIG_BIAS = Experiment(
     result,
     datasets=("sent140",),
     quick="synthetic",
+    one_seed=True,
 )

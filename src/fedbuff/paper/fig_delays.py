@@ -81,4 +81,5 @@ FIG_DELAYS = Experiment(
     "Delays in production look half-normal; with concurrency 1000 and K = 100 most updates are a few server steps stale.",
     result,
     datasets=(),
+    one_seed=True,
 )

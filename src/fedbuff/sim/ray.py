@@ -8,6 +8,7 @@ the result does not change.
 
 import heapq
 import inspect
+import os
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -54,9 +55,10 @@ class OnRay:
         if self._ours:
             quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
             try:
-                ray.init(address=address, **quiet) if address else ray.init(num_cpus=workers, **quiet)
+                there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
+                ray.init(address=there, **quiet) if there else ray.init(num_cpus=workers, **quiet)
             except (ConnectionError, RuntimeError, ValueError) as e:
-                raise ValueError(f"address={address!r}: no Ray cluster there: {e}") from e
+                raise ValueError(f"address={there!r}: could not connect to a Ray cluster there: {e}") from e
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if workers is not None and workers > cpus:
             raise ValueError(f"workers={workers}: the Ray cluster has {cpus} CPUs, and each worker takes one")

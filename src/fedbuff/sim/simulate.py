@@ -165,7 +165,7 @@ def simulate(
                 folder.forget_key()  # it was killed right before
                 return load(folder.path)
         protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
-        in_flight = plan.mean_in_flight()
+        in_flight = min(plan.mean_in_flight(), n)  # nobody is on two trips at once, however long they take
         memory = MEMORY if training.ahead_gib is None else training.ahead_gib * 2**30
         steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes, memory)
         work = trainer(task, client, seed, training, flat)
@@ -177,7 +177,7 @@ def simulate(
             from fedbuff.sim.ray import OnRay
 
             how = training if work.note is None else Training(batched=False)
-            make = partial(trainer, sgd=client, seed=seed, how=how, checked=True)
+            make = partial(trainer, sgd=client, seed=seed, how=how, checked=True, constants=flat.constants())
             pool: Pool = OnRay(task, make, updates, weights, windowed, workers, address)
         else:
             alone = not can_fork() or training.device != "cpu"
