@@ -1,5 +1,7 @@
 """The simulator: the server, the clock and training together."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -205,6 +207,18 @@ def test_no_more_room_is_made_than_clients_can_fill(small_task):
     done = fb.simulate(server, small_task, client=fb.LocalSGD(lr=0.1), timing=fb.lognormal(6.0), until=fb.trips(60), workers=1)
     assert done.summary["trips"] == 60
     assert done.summary["peak_memory_mb"] < 4000
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_runs_in_several_threads_are_each_what_they_are_alone(batched, small_task):
+    def weights(seed: int) -> dict[str, np.ndarray]:
+        how = {"training": fb.Training(batched=batched), "workers": 1, "evaluate_every": 50}
+        return run(SERVERS["fedbuff"], small_task, seed=seed, trips=200, **how).weights
+
+    alone = [weights(seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(weights, range(3)))
+    assert all(same_arrays(a, b) for a, b in zip(together, alone, strict=True))
 
 
 def test_a_server_with_weights_starts_from_them(small_task):

@@ -23,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.generator import default_generator
 from fedbuff.learn.kernels import numbers
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
@@ -127,7 +128,7 @@ def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
     x, y = (torch.cat([as_tensor(part[i][:each], like=flat.vector) for part in some]) for i in (0, 1))
     training = flat.module.training
     flat.module.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), default_generator():
         output = flat.module(x)
     flat.module.train(training)
     losses, counted = row_losses(task.loss)(output, y)
@@ -146,7 +147,7 @@ def _trial(task: Task, weights: Vector) -> list[Job]:
 
 
 def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Matrix:
-    with torch.random.fork_rng(devices=[]):
+    with default_generator():
         return batched(task, sgd, seed, flat)(_trial(task, flat.weights()))
 
 
@@ -288,7 +289,7 @@ class Together:
             return True
         w, x = self.flat.vector.detach()[None].to(self.device), self.examples(0)[0][:1].to(self.device)
         orders = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), default_generator():
             for plain in (True, False):
                 self.current.plain = plain
                 try:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.generator import default_generator
 from fedbuff.learn.task import Task
 from fedbuff.learn.tasks import cross_entropy
 
@@ -19,13 +20,13 @@ _IGNORED = -100  # a label that torch's cross entropy passes over
 def first_look(task: Task, flat: Flat, device: str = "cpu") -> None:
     """Apply model and loss to a few examples of a client and of what is held out; a ValueError says what does not fit."""
     try:
-        torch.empty(1, device=device)
-    except (AssertionError, RuntimeError) as e:
+        torch.empty(1, device=device).cpu()  # "meta" has no numbers to give back
+    except (AssertionError, RuntimeError, NotImplementedError) as e:
         raise ValueError(f"training.device={device!r}: torch can't compute there: {str(e).splitlines()[0]}") from e
     training = flat.module.training
     flat.module.eval()  # draws no random numbers, and remembers nothing
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), default_generator():
             output = _try(task, flat, "clients[0]", *task.clients[0])
             for name, (x, y) in task.splits.items():
                 _try(task, flat, f"evaluate, {name}", x, y)

@@ -14,6 +14,7 @@ from fedbuff.core.random import seed_for
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.generator import default_generator
 from fedbuff.learn.shuffle import batches, dropout_seeds
 from fedbuff.learn.task import Task
 
@@ -36,8 +37,8 @@ def initial_weights(task: Task, seed: int) -> tuple[Flat, Vector]:
     """The model with its initial weights, drawn from the seed and leaving torch's own generator as it was."""
     if isinstance(task.model, torch.nn.Module):
         raise ValueError("model: give the function that makes it, e.g. lambda: nn.Linear(8, 3), instead of a model")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_for(seed, "model"))
+    with default_generator() as generator:
+        generator.manual_seed(seed_for(seed, "model"))
         flat = Flat(task.model())
     return flat, flat.weights()
 
@@ -47,7 +48,7 @@ def one_at_a_time(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Train:
 
     def train(jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         updates = room_for(jobs, flat) if out is None else out
-        with torch.random.fork_rng(devices=[]):
+        with default_generator():
             for i, job in enumerate(jobs):
                 updates[i] = train_one(task, sgd, seed, flat, job)
         return updates
