@@ -1,6 +1,8 @@
 """`fedbuff tune`: the study orders trials sensibly, survives a kill, and its best settings are what it says."""
 
+import contextlib
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from conftest import command
 from fedbuff import toml
+from fedbuff.presets import PRESETS
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
-from fedbuff.tune import RANGES, STEPS, between, budget, cost, space_of, tune, with_values
+from fedbuff.tune import RANGES, STEPS, between, budget, check_space, cost, space_of, tune, with_values
 
 SMALL = {
     "task": {"digits": {"clients": 60, "model": "linear"}},
@@ -97,6 +100,73 @@ def test_a_mistake_is_one_line(changes, complaint, small, fedbuff):
     assert len(done.stderr.splitlines()) == 1
 
 
+def searching(tune_table, **changes):
+    """`SMALL`, with these changes and this [tune], as far as the check of what is searched."""
+    space, tables = space_of({**SMALL, **changes, "tune": tune_table}, RANGES["narrow"])
+    check_space(tables, space)
+
+
+@pytest.mark.parametrize(
+    ("tune_table", "complaint"),
+    [
+        ({"client": {"lrr": [0.1]}}, "client.lrr = 0.1: unknown key; did you mean client.lr?"),
+        ({"clients": {"lr": [0.1]}}, "unknown key; did you mean client?"),
+        ({"client": {"momentum": [0.0, 0.5, 3.0]}}, "client.momentum=3.0: expected a number >= 0 and <= 1"),
+        ({"client": {"momentum": {"low": 0.1, "high": 3}}}, "client.momentum=3.0: expected a number >= 0 and <= 1"),
+        ({"client": {"batch_size": {"low": 8, "high": 32}}}, "batch_size = 8.0: expected an integer; give a list of integers"),
+        ({"client": {"lr": [0.1], "batch_size": [8, 0]}}, "client.batch_size=0: expected an integer >= 1"),
+        ({"client": [3]}, "client = 3: expected a table"),
+        ({"algorithm": {"fedbuff": {"lr": [0.1]}}}, 'tune.algorithm.fedbuff.lr: algorithm is "fedavgm" here; search that one'),
+        ({"server": {"optimizer": {"sgd": {"lr": [1]}, "adam": {"lr": [1]}}}}, 'optimizer.adam.lr: optimizer is "sgd" here'),
+        *(({key: [1]}, f"tune.{key}: can't be searched") for key in ("seed", "name", "target", "dropout", "timeout")),
+        *(({key: [1]}, f"tune.{key}: can't be searched") for key in ("evaluate_every", "evaluate_share")),
+        ({"until": {"accuracy": [0.1, 0.6]}}, "tune.until.accuracy: can't be searched, it is part of what is measured"),
+        ({"until": {"trips": [100]}}, "tune.until.trips: can't be searched"),
+        ({"task": {"digits": {"clients": [60]}}}, "tune.task.digits.clients: can't be searched"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_starts(tune_table, complaint):
+    with pytest.raises(SettingsError) as e:
+        searching(tune_table)
+    assert complaint in str(e.value)
+    assert str(e.value).startswith("tune")
+
+
+def test_an_algorithm_is_also_known_by_its_name_alone():
+    searching({"algorithm": {"fedavgm": {"lr": [1.0]}}}, algorithm="fedavgm")
+    with pytest.raises(SettingsError, match='algorithm is "fedavgm" here'):
+        searching({"algorithm": {"fedbuff": {"lr": [1.0]}}}, algorithm="fedavgm")
+
+
+def test_what_is_searched_need_not_fit_what_the_file_has():
+    """Both clips must be equal: in every trial they are, though neither is the file's."""
+    privacy = {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0, "max_participations": 5}
+    protected = {"privacy": privacy, "secure_aggregation": {"mode": "plain", "clip": 1.0}}
+    searching({"privacy": {"clip": [0.5]}, "secure_aggregation": {"clip": [0.5]}}, **protected)
+    with pytest.raises(SettingsError, match="make them equal"):
+        searching({"privacy": {"clip": [0.5, 1.0]}, "secure_aggregation": {"clip": [0.5]}}, **protected)
+
+
+def test_a_dataset_is_not_read_to_check_what_is_searched():
+    searched = {"client": {"lr": [0.1]}, "task": {"celeba": {"model": {"cnn": {"dropout": [0.0, 0.5]}}}}}
+    searching(searched, task={"celeba": {"data": "nowhere"}})
+
+
+@pytest.mark.parametrize("ranges", RANGES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_can_be_given_all_of_its_ranges(preset, ranges):
+    space, tables = space_of({**SMALL, "algorithm": preset}, RANGES[ranges])
+    check_space(tables, space)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_wrong_path_starts_nothing(workers, small, fedbuff, tmp_path):
+    done = fedbuff("tune", small, "--set", "tune.client.lrr=[0.1]", "--workers", workers, "--out", "study", code=2)
+    assert "client.lrr = 0.1: unknown key" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_target_is_needed(small, fedbuff):
     small.write_text(toml.dumps({**SMALL, "until": {"trips": 300}}))
     assert "until.accuracy: missing" in fedbuff("tune", small, code=2).stderr
@@ -158,11 +228,16 @@ def test_a_killed_study_goes_on_and_ends_the_same(small, fedbuff, tmp_path):
 
 
 def finished(database) -> int:
+    return counted(database, "COMPLETE", "PRUNED")
+
+
+def counted(database, *states) -> int:
+    """Trials in one of these states."""
     if not database.exists():
         return 0
     try:
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5) as db:
-            return db.execute("select count(*) from trials where state in ('COMPLETE', 'PRUNED')").fetchone()[0]
+        with sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=5) as db:
+            return sum(state in states for (state,) in db.execute("select state from trials"))
     except sqlite3.OperationalError:
         return 0
 
@@ -171,6 +246,71 @@ def test_several_processes_work_on_one_study(small, fedbuff, tmp_path):
     study = json.loads(fedbuff("tune", small, "--trials", 6, "--workers", 2, "--out", "study", "--json").stdout)
     assert study["trials"] == 6
     assert study["best"] is not None
+
+
+def test_processes_end_with_the_study_that_started_them(small, fedbuff, tmp_path):
+    how = ["tune", small, "--workers", "2", "--out", "study", "--quiet"]
+    given = {"cwd": tmp_path, "stdout": subprocess.PIPE, "start_new_session": True}
+    process = subprocess.Popen(command([*how, "--trials", "5000"]), **given)
+    database = tmp_path / "study" / "study.db"
+    try:
+        deadline = time.monotonic() + 120
+        while (finished(database) < 2 or counted(database, "RUNNING") < 1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)  # its output ends when the last who can write to it has ended
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    trials = finished(database) + 2
+    study = json.loads(fedbuff(*how, "--trials", trials, "--json").stdout)
+    assert study["trials"] == trials
+    assert counted(database, "RUNNING") == 0
+
+
+def damage(database, how):
+    whole = database.read_bytes()
+    page = len(whole) // 2 // 4096 * 4096
+    if how == "folder":
+        database.unlink()
+        database.mkdir()
+        return
+    database.write_bytes(
+        {
+            "cut off": whole[: len(whole) // 2],
+            "header only": whole[:50],
+            "garbage": b"what is this? " * 1000,
+            "zeroed page": whole[:page] + bytes(4096) + whole[page + 4096 :],
+            "last byte": whole[:-1],
+        }[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["cut off", "header only", "garbage", "zeroed page", "last byte", "folder"])
+def test_a_damaged_study_is_refused_by_its_name(how, tmp_path):
+    tune(SMALL, tmp_path, trials=1)
+    damage(tmp_path / "study.db", how)
+    with pytest.raises(SettingsError) as e:
+        tune(SMALL, tmp_path, trials=2)
+    assert str(e.value).startswith(f"{tmp_path / 'study.db'}: not a whole database (")
+    assert str(e.value).endswith("); remove the study, or choose another --out")
+    assert len(str(e.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["per%20cent", "sp ace ü?x=1#", "{x}", "a&b;c=d", ":memory:"])
+def test_a_study_lies_in_its_folder_whatever_that_is_called(name, tmp_path):
+    tune(SMALL, tmp_path / name, trials=1)
+    assert finished(tmp_path / name / "study.db") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert tune(SMALL, tmp_path / name, trials=1)["trials"] == 1  # and is found there again
+
+
+def test_settings_that_are_no_text_are_named(tmp_path):
+    kept = tmp_path / "settings.toml"
+    kept.write_bytes(b"seed = 100 # caf\xe9")
+    with pytest.raises(SettingsError) as e:
+        tune(SMALL, tmp_path, trials=1)
+    assert str(e.value).startswith(f"{kept}: not a study's settings (")
 
 
 def test_a_study_of_other_settings_is_not_gone_on_with(small, fedbuff):

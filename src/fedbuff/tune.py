@@ -12,8 +12,12 @@ that was not.
 import contextlib
 import json
 import multiprocessing
+import os
+import sqlite3
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +56,7 @@ RANGES: dict[str, dict[str, between | tuple[float, ...]]] = {
     # for clients that take one local step: then only η_l · η_g matters, and μ does nothing
     "one-step": {"lr": between(0.3, 1e2), "beta": (0.0, 0.3, 0.6, 0.9)},
 }
+METHOD = ("algorithm", "client", "server", "privacy", "secure_aggregation")  # may be searched; the rest is what is measured
 STEPS = 20  # looks at the learning curve in a whole trial
 STARTUP = 5  # trials that nobody gives up on
 AGAIN = 3  # of the best are run with another seed
@@ -89,17 +94,18 @@ def tune(
     tables, own = {**tables, "seed": seed}, "tune" in tables
     space, tables = space_of(tables, RANGES[ranges])
     budget(settings.from_tables(tables))  # which checks that there is one
-    with opened(out, tables, space) as storage:
-        study = make_study(storage)
+    check_space(tables, space)
+    with opened(out, tables, space) as database:
+        study = make_study(database)
         stale(study)
         known = {json.dumps(t.system_attrs.get("fixed_params"), sort_keys=True) for t in study.get_trials(deepcopy=False)}
         for values in first:
             if json.dumps(dict(values), sort_keys=True) not in known:
                 study.enqueue_trial(dict(values))
         if workers == 1:
-            work(storage, tables, space, trials, seed, say)
+            work(database, tables, space, trials, seed, say)
         else:
-            together(storage, tables, space, trials, seed, workers)
+            together(database, tables, space, trials, seed, workers)
         again(study, tables)
         found = outcome(study, tables, "[tune]" if own else ranges)
         write_json(out / "study.json", found)
@@ -162,29 +168,79 @@ def searched(path: str, value: Any) -> between | tuple[float, ...]:
     return tuple(value)
 
 
+def check_space(tables: Table, space: Space) -> None:
+    """Refuse what a trial would stumble over, or what would change what is measured, before anything starts."""
+    values = {path: (where.low, where.high) if isinstance(where, between) else where for path, where in space.items()}
+    drawn = tables  # with the first value of every range
+    for path in space:
+        _check_path(drawn, path)
+        drawn = with_values(drawn, {path: values[path][0]})
+    for change in [{path: value} for path in space for value in values[path]]:
+        try:
+            settings.from_tables(with_values(drawn, change))
+        except SettingsError as e:
+            hint = "; give a list of integers" if str(e).endswith("expected an integer") else ""
+            raise SettingsError(f"tune: {e}{hint}") from e
+
+
+def _check_path(tables: Table, path: str) -> None:
+    """Refuse settings that are not the method's, and those of another kind than the tables have."""
+    root, *inner = path.split(".")
+    of_task = root == "task" and {"model", "arguments"} & set(inner)
+    if root in settings.Settings.__dataclass_fields__ and root not in METHOD and not of_task:
+        raise SettingsError(
+            f"tune.{path}: can't be searched, it is part of what is measured; search {', '.join(METHOD)} or a task's model"
+        )
+    at: Any = tables
+    for key, kind in pairwise([root, *inner]):
+        at = at.get(key) if isinstance(at, dict) else None
+        named = list(at) if isinstance(at, dict) else [at]
+        if key in settings.CHOICES and at and kind not in named:
+            raise SettingsError(f"tune.{path}: {key} is {toml.show(named[0])} here; search that one, or change the file")
+
+
 @contextlib.contextmanager
-def opened(out: Path, tables: Table, space: Space) -> Iterator[str]:
-    """The study's storage, which nobody else is using, and which is of the same settings."""
+def opened(out: Path, tables: Table, space: Space) -> Iterator[Path]:
+    """The study's database, which nobody else is using, and which is whole and of the same settings."""
     out.mkdir(parents=True, exist_ok=True)
     text = toml.dumps(
         {**tables, "tune": {path: toml.fields_of(r) if isinstance(r, between) else list(r) for path, r in space.items()}}
     )
     with lock(out):
         kept = out / "settings.toml"
-        if kept.exists() and kept.read_text(encoding="utf-8") != text:
+        try:
+            same = not kept.exists() or kept.read_text(encoding="utf-8") == text
+        except (OSError, UnicodeDecodeError) as e:
+            raise SettingsError(f"{kept}: not a study's settings ({e}); remove the study, or choose another --out") from e
+        if not same:
             raise SettingsError(f"{out} holds a study of other settings or ranges; choose another --out, or remove it")
+        database = (out / "study.db").resolve()
+        check_whole(database)
         write_text(kept, text)
-        yield f"sqlite:///{(out / 'study.db').resolve()}"
+        yield database
 
 
-def make_study(storage: str, seed: int = 0) -> "optuna.Study":
+def check_whole(database: Path) -> None:
+    """Refuse a damaged database: Optuna may notice after hours."""
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=60)) as db:
+            (found,) = db.execute("pragma integrity_check(1)").fetchone()
+    except sqlite3.Error as e:
+        found = str(e)
+    if found != "ok":
+        why = found.splitlines()[-1]  # the first only names the database
+        raise SettingsError(f"{database}: not a whole database ({why}); remove the study, or choose another --out")
+
+
+def make_study(database: Path, seed: int = 0) -> "optuna.Study":
     try:
         import optuna
+        from sqlalchemy.engine import URL
     except ImportError as e:
         raise ValueError("tuning needs Optuna: pip install 'fedbuff[tune]'") from e
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna.create_study(
-        storage=storage,
+        storage=URL.create("sqlite", database=str(database)).render_as_string(),
         study_name="fedbuff",
         load_if_exists=True,
         direction="minimize",
@@ -206,11 +262,11 @@ def stale(study: "optuna.Study") -> None:
 # ── trials ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def together(storage: str, tables: Table, space: Space, trials: int, seed: int, workers: int) -> None:
+def together(database: Path, tables: Table, space: Space, trials: int, seed: int, workers: int) -> None:
     """Several processes on one study; each ends when there are enough trials."""
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=work, args=(storage, tables, dict(space), trials, seed), daemon=False) for _ in range(workers)
+        context.Process(target=beside, args=(database, tables, dict(space), trials, seed), daemon=False) for _ in range(workers)
     ]
     try:
         for process in processes:
@@ -227,17 +283,32 @@ def together(storage: str, tables: Table, space: Space, trials: int, seed: int, 
         raise ValueError(f"{len(failed)} of {workers} tuning processes failed (exit code {failed[0]}); what they said is above")
 
 
+def beside(database: Path, tables: Table, space: Space, trials: int, seed: int) -> None:
+    """`work` in a process of its own, which ends when its parent does, however that was killed: the folder is free then.
+
+    Its trial is left to be tried again.
+    """
+
+    def follow() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    work(database, tables, space, trials, seed)
+
+
 def work(
-    storage: str, tables: Table, space: Space, trials: int, seed: int, say: Callable[[str], None] = lambda line: None
+    database: Path, tables: Table, space: Space, trials: int, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> None:
     """Try one after another until the study has `trials` that finished or are under way."""
     from optuna.trial import TrialState
 
     counted = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-    study = make_study(storage)
+    study = make_study(database)
     while (number := len(study.get_trials(deepcopy=False, states=counted))) < trials:
         # a sampler of its own for every trial: what it draws depends on what is known, not on who was killed before
-        study = make_study(storage, seed_for(seed, "tune", number) % (1 << 32))
+        study = make_study(database, seed_for(seed, "tune", number) % (1 << 32))
         trial = study.ask()
         if sum(t.number < trial.number for t in study.get_trials(deepcopy=False, states=counted)) >= trials:
             study.tell(trial, state=TrialState.FAIL)  # another process was faster
