@@ -16,7 +16,7 @@ from fedbuff.deploy import init, processes
 from fedbuff.deploy.journal import read
 from fedbuff.deploy.outbox import Outbox, digest
 from fedbuff.deploy.replay import first_difference, replay
-from fedbuff.report.folder import read_weights
+from fedbuff.report.finished import read_weights
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """The report in a real browser: it loads, draws what it should, and answers to mouse, keyboard, phone, dark and paper."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import fedbuff as fb
 from browser import CHROMIUM, Browser
 from fedbuff.report import html
+from fedbuff.report.digest import digest
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no browser: the report is not looked at (apt-get install chromium)"),
@@ -35,6 +37,22 @@ def chromium() -> Iterator[Browser]:
 def file(run_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(html.report([run_folders]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def crowd(run_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of fifteen groups with long names, some of them without a space, that differ in settings with long paths."""
+    one, other = (digest(fb.load(run_folders / f"{name}-seed0")) for name in ("FedAvg", "FedBuff"))
+    groups = []
+    for i in range(15):
+        d = other if i % 2 else one
+        name = f"{'long' * 12}{i}" if i % 3 == 0 else f"FedBuff as it is in the paper by its authors, number {i}"
+        groups.append(
+            dataclasses.replace(d, summary={**d.summary, "algorithm": name}, settings={**d.settings, "dropout": i / 20})
+        )
+    path = tmp_path_factory.mktemp("crowd") / "report.html"
+    path.write_text(html.runs_page(html.view(groups), "crowd"), encoding="utf-8")
     return path
 
 
@@ -147,6 +165,42 @@ def test_it_fits_and_can_be_read_on_any_screen_by_day_and_night(page, file, dark
     for selector in ("h1", ".lead", "figcaption", "td", "thead th", ".chart text", "button", "td.differs"):
         assert contrast(page, selector) >= 4.5, selector
     assert min(line_contrasts(page)) >= 3
+
+
+@pytest.mark.parametrize(("width", "media"), [(320, ""), (375, ""), (414, ""), (600, ""), (1280, ""), (688, "print")])
+def test_with_many_groups_settings_are_broken_at_their_dots_only(page, crowd, width, media):
+    page.media(media)
+    page.size(width, 800, width < 700)
+    page.open(crowd)
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    broken = """[...document.querySelectorAll('[data-slot=settings] tbody th')].flatMap(e => [...e.childNodes]).filter(part => {
+        const range = document.createRange();
+        range.selectNodeContents(part);
+        return part.nodeType === Node.TEXT_NODE && range.getClientRects().length !== 1;
+    }).map(part => part.textContent)"""
+    assert page.run("document.querySelectorAll('[data-slot=settings] tbody th').length") > 20
+    assert page.run(broken) == []
+    if media != "print":  # paper can't scroll, and is made smaller instead
+        box = "document.querySelector('[data-table=differences]')"
+        assert page.run(f"{box}.querySelector('tbody th').offsetWidth / {box}.clientWidth") < 0.5  # room for values beside it
+        assert page.run(OVERFLOW) == 0
+
+
+def test_with_long_names_the_summary_still_fits_a_desk_and_columns_of_settings_stay_narrow(page, crowd):
+    page.size(1280, 900)
+    page.open(crowd)
+    box = "document.querySelector('[data-table=summary]')"
+    assert page.run(f"{box}.scrollWidth - {box}.clientWidth") == 0
+    widths = page.run("[...document.querySelectorAll('[data-table=differences] thead th')].map(e => e.offsetWidth)")
+    assert max(widths[1:]) <= 160
+
+
+def test_no_two_groups_look_alike(page, crowd):
+    page.open(crowd)
+    looks = ("stroke", "strokeDasharray", "backgroundColor", "borderRadius", "borderWidth")
+    for parts in (LINES, "[...document.querySelectorAll('#legend .chip')]", "[...document.querySelectorAll('#summary .chip')]"):
+        found = page.run(f"{parts}.map(e => {json.dumps(looks)}.map(name => getComputedStyle(e)[name]).join())")
+        assert len(set(found)) == len(found) == 15
 
 
 def luminance(colour: str) -> float:

@@ -4,15 +4,19 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbuff as fb
+from fedbuff import cli
 from fedbuff.report import html
 from fedbuff.report.digest import _levels, active, curve, digest
 from fedbuff.report.run import Run
@@ -190,6 +194,34 @@ def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, t
     assert shown.figures["metrics"] == ["test loss"]
     assert shown.figures["curves"][0][0]["test loss"][6] is None
     assert shown.figures["targets"] == []
+
+
+def test_without_evaluations_the_curves_say_so(run_folders):
+    run = fb.load(run_folders / "FedBuff-seed0")
+    none = digest(dataclasses.replace(run, metrics=[], summary={**run.summary, "metrics": {}}))
+    assert "There were no evaluations" in Document(html.runs_page(html.view([none]), "none")).text
+    some = html.view([none, digest(fb.load(run_folders / "FedAvg-seed0"))])
+    assert some.about_curves == ["Without evaluations: FedBuff."]
+
+
+def test_curves_of_different_tasks_are_told_apart(run_folders, report):
+    assert "different tasks" not in report.text
+    one, two = (digest(fb.load(run_folders / f"{name}-seed0")) for name in ("FedBuff", "FedAvg"))
+    other = dataclasses.replace(two, summary={**two.summary, "task": "digits"})
+    made = Document(html.runs_page(html.view([one, other]), "both"))
+    assert "different tasks, so their curves can’t be compared: FedBuff on synthetic; FedAvg on digits." in made.text
+
+
+def test_a_long_name_is_not_said_in_every_cell(run_folders):
+    first, second = (digest(fb.load(run_folders / f"{name}-seed0")) for name in ("FedAvg", "FedBuff"))
+    reached = {f"{cost}_to_target": 100 for cost in ("trips", "server_steps", "virtual_time")}
+    for name, said in (("FedAvg", "FedAvg’s"), ("FedAvg that over-selects by a third", "the first’s")):
+        groups = [
+            dataclasses.replace(first, summary={**first.summary, **reached, "algorithm": name}),
+            dataclasses.replace(second, summary={**second.summary, **reached}),
+        ]
+        rows = Document(html.runs_page(html.view(groups), "both")).tables["summary"]
+        assert rows[2][2] == f"1001.00\N{NO-BREAK SPACE}× {said}"
 
 
 # ── active trips ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -394,3 +426,83 @@ def test_an_unfinished_run_among_others_is_left_out_and_said(run_folders, fedbuf
     done = fedbuff("report", "both")
     assert "FedAvg-seed1 is not finished and left out" in done.stderr
     assert '"FedAvg","seeds":[0]' in (tmp_path / "report.html").read_text()
+
+
+def with_values(**changed: object) -> Callable[[Path], None]:
+    """Change values of a JSON file."""
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def with_text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def with_column(name: str, values: object) -> Callable[[Path], None]:
+    """Change a column of trips.parquet, or leave it out."""
+
+    def change(path: Path) -> None:
+        table = pq.read_table(path).drop_columns([name])
+        pq.write_table(table if values is None else table.append_column(name, pa.array([values] * len(table))), path)
+
+    return change
+
+
+EVALUATION = '{"trips": 0, "server_steps": 0, "virtual_time": 0.0, "split": "test", "accuracy": %s}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "complaint"),
+    [
+        ("summary.json", with_text("{}"), "there is no algorithm"),
+        ("summary.json", with_text("[]"), "expected a JSON object, found []"),
+        ("summary.json", cut, "Expecting"),
+        ("summary.json", with_values(trips="x"), 'trips = "x": expected a count'),
+        ("summary.json", with_values(in_flight=-1), "in_flight = -1: expected a count"),
+        ("summary.json", with_values(virtual_time=float("nan")), "virtual_time = NaN: expected a number"),
+        ("summary.json", with_values(wall_seconds=None), "wall_seconds = null: expected a number"),
+        ("summary.json", with_values(target=True), "target = true: expected a number or null"),
+        ("summary.json", with_values(task=3), "task = 3: expected text"),
+        ("summary.json", with_values(metrics={"test": 1}), "test = 1: expected a table"),
+        ("summary.json", with_values(metrics={"test": {"accuracy": "x"}}), 'accuracy = "x": expected a number or null'),
+        ("metrics.jsonl", with_text('{"a": 1}\n'), "line 1: there is no split"),
+        ("metrics.jsonl", with_text("[1]\n"), "line 1: expected a JSON object, found [1]"),
+        (
+            "metrics.jsonl",
+            with_text(EVALUATION % 0.5 + EVALUATION % '"x"'),
+            'line 2: accuracy = "x": expected a number or null',
+        ),
+        ("metrics.jsonl", with_text('{"split": "test"}'), "line 1: there is no trips"),
+        ("metrics.jsonl", with_text(EVALUATION.replace("0.0", "null") % 1), "line 1: virtual_time = null: expected a number"),
+        ("metrics.jsonl", cut, "line 25: "),
+        ("metrics.jsonl", Path.unlink, "No such file"),
+        ("settings.toml", with_text(""), "there is no table server.start"),
+        ("settings.toml", with_text("server = 3"), "there is no table server.start"),
+        ("settings.toml", with_text("server.start = 3"), "there is no table server.start"),
+        ("settings.toml", with_text("[server]\nsta"), "Expected '='"),
+        ("trips.parquet", with_column("staleness", None), "there is no column staleness"),
+        ("trips.parquet", with_column("start_time", float("nan")), "column start_time: expected finite numbers only"),
+        ("trips.parquet", with_column("client", "x"), "column client: expected finite numbers only"),
+        ("trips.parquet", with_column("outcome", 1), "column outcome: expected text only"),
+        ("trips.parquet", cut, "Parquet"),
+        ("trips.parquet", Path.unlink, "there is no such file"),
+        ("weights.safetensors", cut, "Error while deserializing"),
+        ("weights.safetensors", Path.unlink, "No such file"),
+    ],
+)
+def test_a_damaged_run_is_one_line_that_names_the_file(run_folders, tmp_path, capsys, file, damage, complaint):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folders / "FedBuff-seed0", folder)
+    damage(folder / file)
+    for command in (["show", str(folder)], ["report", str(folder), "-o", str(tmp_path / "r.html")]):
+        assert cli.main(command) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"fedbuff: {folder} is not a whole run: ")
+        assert file in said.removeprefix(f"fedbuff: {folder} is not a whole run: ")
+        assert complaint in said
+    with pytest.raises(fb.FolderError):
+        fb.load(folder)
+    assert not (tmp_path / "r.html").exists()

@@ -19,7 +19,7 @@ from fedbuff.deploy.journal import read
 from fedbuff.deploy.replay import first_difference, replay
 from fedbuff.deploy.serve import serve
 from fedbuff.deploy.wire import Report
-from fedbuff.report.folder import read_weights
+from fedbuff.report.finished import read_weights
 from fedbuff.report.run import load
 from fedbuff.settings import from_tables
 

@@ -50,7 +50,8 @@ def parser(commands: Any) -> None:
 
 
 def command(args: argparse.Namespace) -> None:
-    from fedbuff.report.folder import read_weights, write_tensors
+    from fedbuff.report.finished import read_weights
+    from fedbuff.report.folder import write_tensors
 
     began = time.perf_counter()
     done = replay(args.folder, args.until)

@@ -31,9 +31,8 @@ def comparison(runs: Mapping[str, Sequence[Summarised]]) -> list[dict[str, Any]]
             row[f"{cost}_limit"] = mean(
                 s[cost] if reached is None else reached for s, reached in zip(summaries, to_target, strict=True)
             )
-        split = next(iter(summaries[0]["metrics"]))
-        judged = "accuracy" in summaries[0]["metrics"][split]
-        row["accuracy"] = _spread([s["metrics"][split]["accuracy"] for s in summaries]) if judged else None
+        judged: list[dict[str, Any]] = [next(iter(s["metrics"].values()), {}) for s in summaries]  # empty without an evaluation
+        row["accuracy"] = _spread([metrics.get("accuracy") for metrics in judged]) if "accuracy" in judged[0] else None
         row["staleness_mean"] = mean(s["staleness_mean"] or 0.0 for s in summaries)
         row["wall_seconds"] = mean(s["wall_seconds"] for s in summaries)
         base = rows[0] if rows else row

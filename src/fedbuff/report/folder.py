@@ -139,23 +139,6 @@ def write_trips(path: Path, trips: Arrays) -> None:
     write_atomically(path, lambda p: pq.write_table(pa.table(trips), p, compression="zstd"))
 
 
-def read_trips(path: Path) -> Arrays:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path / "trips.parquet")
-    return {name: table[name].to_numpy() for name in table.column_names}
-
-
-def read_weights(path: Path) -> Arrays:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return dict(load_file(path / "weights.safetensors"))
-    except SafetensorError as e:
-        raise ValueError(f"weights.safetensors: {e}") from e
-
-
 def _difference(old: str, new: str) -> str:
     """Which settings of two TOML texts differ, three of them at most."""
     try:

@@ -24,9 +24,10 @@ from fedbuff.report.digest import POINTS, Counts, Digest, add, digest
 from fedbuff.report.files import FolderError
 from fedbuff.report.run import load
 
-_COLOURS = 7  # in page.css
+_COLOURS = 7  # in page.css; the next seven groups have them again, with another shape
 _BINS = 40  # of a histogram, at most
 _LONG = 120  # characters of a fact: then it is no cell of a table
+_SHORT = 24  # characters of a name that is said again and again
 _EVALUATIONS = 20_000  # shared by the curves of a page, so that many runs still make a small file
 
 
@@ -86,13 +87,17 @@ def table(header: Sequence[str], body: Sequence[Sequence["str | Cell"]], caption
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell with more than text: a remark below, a bar as long as `share`, a group's colour, or a mark that it differs."""
+    """A cell with more than text: a remark below, a bar as long as `share`, a group's colour, or a mark that it differs.
+
+    dotted   it is the path of a setting, to be broken at its dots and nowhere else
+    """
 
     text: str
     remark: str = ""
     share: float | None = None
     group: int | None = None
     differs: bool = False
+    dotted: bool = False
 
 
 def _row(cells: Sequence[str | Cell]) -> str:
@@ -102,9 +107,14 @@ def _row(cells: Sequence[str | Cell]) -> str:
 
 
 def _inside(cell: Cell) -> str:
-    chip = "" if cell.group is None else f'<span class="chip" data-group="{cell.group % _COLOURS}"></span>'
+    chip = "" if cell.group is None else _chip(cell.group)
+    text = escape(cell.text).replace(".", ".<wbr>") if cell.dotted else escape(cell.text)
     bar = "" if cell.share is None else f'<span class="bar" style="width:{100 * cell.share:.1f}%"></span>'
-    return chip + escape(cell.text) + (f"<small>{escape(cell.remark)}</small>" if cell.remark else "") + bar
+    return chip + text + (f"<small>{escape(cell.remark)}</small>" if cell.remark else "") + bar
+
+
+def _chip(group: int) -> str:
+    return f'<span class="chip" data-group="{group % _COLOURS}" data-lap="{group // _COLOURS}"></span>'
 
 
 def in_script(value: Any) -> str:
@@ -126,7 +136,7 @@ class Group:
 
 @dataclass(frozen=True)
 class View:
-    """What a page shows of runs: a line about them, tables by name (HTML), and figures (numbers).
+    """What a page shows of runs: a line about them, tables by name (HTML), figures (numbers), and sentences above the curves.
 
     Tables that not every run has, but a deployed one, follow the summary under their own names.
     """
@@ -134,6 +144,7 @@ class View:
     lead: str
     tables: dict[str, str]
     figures: dict[str, Any]
+    about_curves: list[str]
 
 
 def report(paths: Sequence[Path], title: str | None = None, say: Callable[[str], None] = lambda line: None) -> str:
@@ -152,7 +163,7 @@ def runs_page(shown: View, title: str, live: bool = False) -> str:
     sections = [
         section("summary", "Summary", tables["summary"]),
         *(section(name.replace(" ", "-"), name.capitalize(), tables[name]) for name in further),
-        section("curves", "Learning curves", drawn["curves"]),
+        section("curves", "Learning curves", *map(paragraph, shown.about_curves), drawn["curves"]),
         section("active", "Active trips over virtual time", drawn["active"]),
         section("staleness", "Staleness and weights", drawn["staleness"]),
         section("participation", "Who took part", drawn["participation"]),
@@ -208,7 +219,7 @@ def view(digests: Sequence[Digest]) -> View:
     tasks = ", ".join(dict.fromkeys(str(d.summary["task"]) for d in digests))
     names = ", ".join(group.name for group in groups)
     runs = f"{len(digests)} runs" if len(digests) > 1 else f"seed {digests[0].summary['seed']}"
-    return View(f"{names} on {tasks} · {runs} · {trips:,} trips", tables, _figures(groups))
+    return View(f"{names} on {tasks} · {runs} · {trips:,} trips", tables, _figures(groups), _about_curves(groups))
 
 
 def grouped(digests: Sequence[Digest]) -> list[Group]:
@@ -253,7 +264,6 @@ def _summary_table(groups: Sequence[Group]) -> str:
     body: list[list[str | Cell]] = []
     for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
         seeds = ", ".join(map(str, row["seeds"]))
-        reached = "" if row["target"] is None else f"{row['reached']} of {len(group.runs)} reached {100 * row['target']:g} %"
         costs = [_cost_cell(row, rows[0], cost, most[cost]) for cost in COSTS]
         stale = [d.summary["staleness_max"] for d in group.runs if d.summary["staleness_max"] is not None]
         outcomes = add(d.outcomes for d in group.runs)
@@ -261,16 +271,22 @@ def _summary_table(groups: Sequence[Group]) -> str:
         body.append(
             [
                 Cell(group.name, group=i),
-                Cell(seeds, reached),
+                Cell(seeds, _reached(row)),
                 *costs,
                 _accuracy(row["accuracy"]),
-                Cell(f"{row['staleness_mean']:.1f}", f"at most {max(stale):,}" if stale else ""),
+                Cell(f"{row['staleness_mean']:.1f}", _together(f"at most {max(stale):,}") if stale else ""),
                 Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in outcomes.items())),
                 f"{row['wall_seconds']:,.1f} s",
             ]
         )
     several = any(len(group.runs) > 1 for group in groups)
     return table(header, body, "Mean ± standard deviation over seeds" if several else "", "summary")
+
+
+def _reached(row: Mapping[str, Any]) -> str:
+    if row["target"] is None:
+        return ""
+    return " ".join(map(_together, (f"{row['reached']} of {len(row['seeds'])}", f"reached {100 * row['target']:g} %")))
 
 
 def _cost_cell(row: Mapping[str, Any], first: Mapping[str, Any], cost: str, most: float) -> Cell:
@@ -283,9 +299,14 @@ def _cost_cell(row: Mapping[str, Any], first: Mapping[str, Any], cost: str, most
         return Cell(f"> {limit:,.{digits}f}", "not reached by all", share)
     spread = f" ± {row[cost]['std']:,.{digits}f}" if len(row["seeds"]) > 1 else ""
     ratio = row["ratio"][cost] if row["name"] != first["name"] and row["target"] == first["target"] else None
-    return Cell(
-        f"{row[cost]['mean']:,.{digits}f}{spread}", f"{ratio:.2f} × {first['name']}’s" if ratio is not None else "", share
-    )
+    whose = f"{first['name']}’s" if len(first["name"]) <= _SHORT else "the first’s"
+    remark = f"{_together(f'{ratio:.2f} ×')} {whose}" if ratio is not None else ""
+    return Cell(f"{row[cost]['mean']:,.{digits}f}{spread}", remark, share)
+
+
+def _together(words: str) -> str:
+    """Words that stay on one line."""
+    return words.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _accuracy(spread: Mapping[str, float | None] | None) -> str:
@@ -303,9 +324,11 @@ def _settings_tables(groups: Sequence[Group]) -> str:
     header = ["", *(group.name for group in groups)]
     parts = []
     if differing:
-        body: list[list[str | Cell]] = [[key, *_marked([column.get(key, "–") for column in columns])] for key in differing]
+        body: list[list[str | Cell]] = [
+            [Cell(key, dotted=True), *_marked([column.get(key, "–") for column in columns])] for key in differing
+        ]
         parts.append(table(header, body, "What differs; ◆ marks a value unlike the first’s", "differences"))
-    shared = table(["", "value"], [[key, columns[0][key]] for key in same], "The same for all", "same")
+    shared = table(["", "value"], [[Cell(key, dotted=True), columns[0][key]] for key in same], "The same for all", "same")
     about = f"{len(same)} settings are the same for all" if len(groups) > 1 else f"{len(same)} settings"
     parts.append(f"<details{'' if differing else ' open'}><summary>{about}</summary>{shared}</details>" if same else "")
     return "".join(parts)
@@ -381,6 +404,23 @@ def _figures(groups: Sequence[Group]) -> dict[str, Any]:
         ],
         **counted,
     }
+
+
+def _about_curves(groups: Sequence[Group]) -> list[str]:
+    """What the figure can't say itself."""
+    tasks: dict[str, list[str]] = {}
+    for group in groups:
+        tasks.setdefault(str(group.runs[0].summary["task"]), []).append(group.name)
+    said = []
+    if len(tasks) > 1:
+        which = "; ".join(f"{', '.join(names)} on {task}" for task, names in tasks.items())
+        said.append(f"These runs are of different tasks, so their curves can’t be compared: {which}.")
+    without = [group.name for group in groups if not any(d.curve["trips"] for d in group.runs)]
+    if len(without) == len(groups):
+        said.append("There were no evaluations, so there is nothing to draw.")
+    elif without:
+        said.append(f"Without evaluations: {', '.join(without)}.")
+    return said
 
 
 def _histogram(counts: Counts, whole: bool = True, behind: Counts | None = None) -> dict[str, Any] | None:

@@ -38,6 +38,7 @@ def mlflow(
     MLflow's own run goes on as well.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run tells nobody but whom it was told to tell
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven take minutes, in which nothing is said
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param

@@ -4,6 +4,7 @@
 (() => {
   const COLOURS = 7;
   const DASHES = ["", "", "", "", "7 4", "2 3", "9 3 2 3"]; // as the fifth line may lie on the fourth
+  const LAPS = ["", "1 5", "16 5"]; // the dashes of the next seven groups, which have the same colours, and of those after them
   const state = { cost: "trips", metric: "", hidden: new Set(), zoom: {}, cursor: null, dragging: false };
   let figures = null;
 
@@ -21,7 +22,8 @@
     return made;
   }
   const slot = (name) => document.querySelector(`[data-figure="${name}"]`);
-  const chip = (group) => element("span", { class: "chip", "data-group": group % COLOURS });
+  const lap = (group) => Math.floor(group / COLOURS);
+  const chip = (group) => element("span", { class: "chip", "data-group": group % COLOURS, "data-lap": lap(group) });
   const shown = () => figures.groups.map((_, i) => i).filter((i) => !state.hidden.has(figures.groups[i].name));
 
   // ── numbers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +246,7 @@
       for (const g of groups)
         layer.append(element("svg:path", {
           class: "line", "data-group": g.group % COLOURS, "data-name": figures.groups[g.group].name,
-          "stroke-dasharray": DASHES[g.group % COLOURS] || null, d: path(g.xs.map((x, i) => [X(x), Y(g.mean[i])])),
+          "stroke-dasharray": LAPS[lap(g.group) % LAPS.length] || DASHES[g.group % COLOURS] || null, d: path(g.xs.map((x, i) => [X(x), Y(g.mean[i])])),
         }));
       const placed = [];
       for (const g of width < 560 || groups.length < 2 ? [] : groups) { // a name beside the end of each line, where there is room

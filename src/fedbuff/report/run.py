@@ -1,7 +1,5 @@
 """A run: what it did, read from its folder or straight from the simulator."""
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +117,7 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """A finished run from its folder."""
-    from fedbuff.report.folder import read_trips, read_weights
+    from fedbuff.report.finished import read_metrics, read_settings, read_summary, read_trips, read_weights
 
     path = Path(folder)
     if not (path / "summary.json").is_file():
@@ -129,10 +127,10 @@ def load(folder: str | Path) -> Run:
         raise FolderError(f"{path} {what}")
     try:
         return Run(
-            summary=json.loads((path / "summary.json").read_text(encoding="utf-8")),
-            metrics=[json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()],
+            summary=read_summary(path),
+            metrics=read_metrics(path),
             trips=read_trips(path),
-            settings=tomllib.loads((path / "settings.toml").read_text(encoding="utf-8")),
+            settings=read_settings(path),
             weights=read_weights(path),
             folder=path,
         )
