@@ -354,11 +354,14 @@ def squared(out, y):
     ("loss", "outputs", "labels"),
     [
         (lambda out, y: F.cross_entropy(out, y), 3, ()),
+        (nn.CrossEntropyLoss(), 3, ()),
         (nn.CrossEntropyLoss(label_smoothing=0.1), 3, ()),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])), 3, ()),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]), label_smoothing=0.1, ignore_index=7), 3, ()),
         (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.clamp(max=1).float()), 1, ()),
         (squared, 1, ()),
     ],
-    ids=["lambda", "module", "binary", "squares"],
+    ids=["lambda", "plain module", "smooth", "weighted", "weighted and smooth", "binary", "squares"],
 )
 def test_losses(loss, outputs, labels):
     assert_equal(task_of(lambda: nn.Linear(4, outputs), clients_of((4,), labels=labels), loss))
@@ -380,9 +383,11 @@ def test_a_label_for_every_time_step_and_labels_that_do_not_count():
 
     clients = clients_of((5, 4), labels=(5,))
     assert_equal(task_of(Tagger, clients))
+    assert_equal(task_of(Tagger, clients, nn.CrossEntropyLoss(ignore_index=0)))
     for _, y in clients:
         y[:, 3:] = np.where(np.arange(len(y))[:, None] % 2, -100, y[:, 3:])
     assert_equal(task_of(Tagger, clients))
+    assert_equal(task_of(Tagger, clients, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))))
 
 
 def test_labels_that_are_no_class(path):
@@ -564,8 +569,8 @@ ODD_LATER += [(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(0, 3, n)
 @pytest.mark.parametrize(
     "loss",
     [
-        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
-        nn.CrossEntropyLoss(ignore_index=2),
+        lambda out, y: F.cross_entropy(out, y, weight=torch.tensor([1.0, 5.0, 0.2])),
+        lambda out, y: F.cross_entropy(out, y, ignore_index=2),
         lambda out, y: F.cross_entropy(out, y, reduction="none").median(),
     ],
 )

@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
@@ -194,7 +194,10 @@ def norms(updates: Matrix) -> Vector:
 
 
 def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-    """The loss as a function that gives one number for each row, and how many labels it counts there if not one."""
+    """The loss as a function that gives one number for each row, and how much its labels count there if not one.
+
+    The loss of some rows is then the sum of the one divided by the sum of the other, or by how many they are.
+    """
 
     def by_vmap(output: Tensor, label: Tensor) -> tuple[Tensor, None]:
         return torch.func.vmap(lambda o, y: loss(o[None], y[None]), randomness="error")(output, label), None
@@ -205,15 +208,22 @@ def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
         each = loss(output, label, reduction="none")  # type: ignore[call-arg]
         return each.flatten(1).mean(1) if each.dim() > 1 else each, None
 
-    def cross_entropy(output: Tensor, label: Tensor) -> tuple[Tensor, Tensor | None]:
-        each = F.cross_entropy(output, label, reduction="none")
-        if label.is_floating_point() or (each.dim() == 1 and int(label.min()) >= 0):
+    def cross_entropy(how: nn.CrossEntropyLoss, output: Tensor, label: Tensor) -> tuple[Tensor, Tensor | None]:
+        ignored, weight = how.ignore_index, None if how.weight is None else how.weight.to(output)
+        smooth = how.label_smoothing
+        each = F.cross_entropy(output, label, weight, ignore_index=ignored, reduction="none", label_smoothing=smooth)
+        plain = weight is None and ignored < 0 and each.dim() == 1
+        if label.is_floating_point() or (plain and int(label.min()) >= 0):
             return each if each.dim() == 1 else each.flatten(1).mean(1), None
-        counted = label != -100  # torch's mean leaves these labels out
+        counted = label != ignored  # torch's mean leaves these labels out, and weighs the others
+        if weight is not None:
+            counted = counted * weight[label.where(counted, 0)]
         return each.reshape(len(each), -1).sum(1), counted.reshape(len(each), -1).sum(1)
 
     if loss is F.cross_entropy:
-        return cross_entropy
+        return partial(cross_entropy, nn.CrossEntropyLoss())
+    if type(loss) is nn.CrossEntropyLoss and loss.reduction == "mean":
+        return partial(cross_entropy, loss)
     return known if loss in _KNOWN_LOSSES else by_vmap
 
 

@@ -49,6 +49,14 @@ def layers_of(module: nn.Module) -> list[nn.Linear] | None:
 _KINDS = (nn.Linear, nn.Sequential, nn.Flatten, nn.ReLU)
 
 
+def is_cross_entropy(loss: Any) -> bool:
+    """Whether it is torch's, without weights, smoothing or labels of its own that do not count."""
+    return loss is F.cross_entropy or (
+        type(loss) is nn.CrossEntropyLoss
+        and (loss.weight, loss.ignore_index, loss.reduction, loss.label_smoothing) == (None, -100, "mean", 0.0)
+    )
+
+
 class Small:
     """Trains chunks of trips of a small network.
 
@@ -103,7 +111,7 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
     layers = layers_of(flat.module)
     kernels = usable(flat.vector)
     expected = [p for layer in layers or () for p in (layer.weight, layer.bias) if p is not None]
-    if layers is None or kernels is None or task.loss is not F.cross_entropy or len(flat.vector) > _LARGEST:
+    if layers is None or kernels is None or not is_cross_entropy(task.loss) or len(flat.vector) > _LARGEST:
         return None
     if [id(p) for p in expected] != [id(p) for p in flat.parameters.values()]:  # some are frozen, or tied
         return None
