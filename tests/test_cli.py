@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -165,6 +166,34 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, settings_fi
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_timeline_of_another_concurrency_keeps_arrivals_random(fedbuff, tmp_path):
+    file = tmp_path / "arrivals.toml"
+    file.write_text("[server]\nbuffer_size = 3\nstart.arrivals = {concurrency = 10, poisson = true}\n")
+    gaps = []
+    for size in ((), ("--concurrency", "20")):
+        out = tmp_path / f"{len(gaps)}.parquet"
+        fedbuff("timeline", file, "--trips", "3000", "--clients", "500", "--out", out, *size)
+        gaps.append(np.diff(np.sort(pq.read_table(out)["start_time"].to_numpy())))
+    assert [np.std(g) / np.mean(g) for g in gaps] == pytest.approx([1.0, 1.0], abs=0.1)
+
+
+def test_timeline_says_what_it_leaves_out(fedbuff):
+    done = fedbuff("timeline", Path(__file__).parents[1] / "examples" / "private.toml", "--trips", "100")
+    assert "[privacy] is left out" in done.stderr
+
+
+def test_different_targets_are_not_compared(settings_file, fedbuff, tmp_path):
+    file = tmp_path / "targets.toml"
+    file.write_text(settings_file.read_text() + "\n[compare.a]\ntarget = 0.3\n[compare.b]\ntarget = 0.6\n[compare.c]\n")
+    fedbuff("compare", file, "--seeds", "0", "--out", tmp_path / "out")
+    table = (tmp_path / "out" / "comparison.md").read_text()
+    assert "client trips to its target" in table
+    rows = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in table.splitlines()[2:]}
+    assert rows.keys() == {"a (target: 30 %)", "b (target: 60 %)", "c (target: none)"}
+    assert rows["b (target: 60 %)"][3:5] == ["–", "–"]
+    assert rows["c (target: none)"][:5] == ["–"] * 5
 
 
 def test_timeline_keeps_the_files_own_starting_rule(fedbuff, settings_file):

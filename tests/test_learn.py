@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
-from fedbuff.learn.evaluate import evaluate
+from fedbuff.learn.evaluate import evaluate, right
 from fedbuff.learn.first_look import first_look
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.shuffle import batches
+from fedbuff.learn.task import most_likely
 
 SGD = fb.LocalSGD(lr=0.3, batch_size=4)
 
@@ -382,4 +383,41 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path):
     training = fb.Training(device="cuda:99")
     with pytest.raises(ValueError, match=r"training\.device='cuda:99': torch can't compute there"):
         fb.simulate(server, fitting(), client=client, until=fb.trips(10), training=training, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ── accuracy ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("output", "label", "expected"),
+    [
+        ((7, 4), (7,), (7,)),
+        ((7, 4), (7, 1), (7,)),
+        ((7, 5, 4), (7, 5), (7, 5)),  # a label for every word
+        ((7, 4, 5), (7, 5), (7, 5)),  # with classes where cross entropy has them
+        ((7, 1), (7,), (7,)),
+    ],
+)
+def test_what_is_right_has_the_shape_of_the_labels(output, label, expected):
+    found = most_likely(torch.randn(output), torch.zeros(label, dtype=torch.int64))
+    assert found.shape == expected
+    assert 0 <= float(right(found, 7).sum()) <= 7
+
+
+@pytest.mark.parametrize(("output", "label"), [((5, 5), (5, 5)), ((5, 2), (5, 2)), ((5, 3), (5, 4))])
+def test_labels_that_no_largest_output_can_be_compared_with_are_refused(output, label):
+    with pytest.raises(ValueError, match="can't be compared; give the Task accuracy=None"):
+        most_likely(torch.randn(output), torch.zeros(label))
+
+
+def test_an_accuracy_is_looked_at_before_a_run_begins(tmp_path):
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)) for _ in range(9)]
+    how = {"model": lambda: torch.nn.Linear(4, 2), "loss": torch.nn.functional.mse_loss, "clients": clients}
+    server = fb.Server(start=fb.refill(3), buffer_size=2)
+    for accuracy in ({}, {"accuracy": lambda output, label: torch.tensor(0.5)}, {"accuracy": lambda output, label: 1.0}):
+        task = fb.Task(**how, evaluate=clients[0], **accuracy)
+        with pytest.raises(ValueError, match="evaluate, test: accuracy can't be applied"):
+            fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(4), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

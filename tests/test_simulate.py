@@ -1,6 +1,7 @@
 """The simulator: the server, the clock and training together."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -219,6 +220,55 @@ def test_runs_in_several_threads_are_each_what_they_are_alone(batched, small_tas
     with ThreadPoolExecutor(3) as threads:
         together = list(threads.map(weights, range(3)))
     assert all(same_arrays(a, b) for a, b in zip(together, alone, strict=True))
+
+
+class Noisy(torch.nn.Module):
+    """A model that draws random numbers though it is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.end(x + 0.3 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_evaluations_draw_the_same_random_numbers_every_time(workers, small_task):
+    task = replace(small_task, model=Noisy)
+    a, b = (run(SERVERS["fedbuff"], task, evaluate_every=30, workers=w, say=lambda line: None) for w in (1, workers))
+    assert a.metrics == b.metrics
+
+
+def test_what_only_a_server_of_its_own_looks_at_is_refused(small_task):
+    sealed = fb.Server(start=fb.refill(10), buffer_size=3, sealed=True)
+    open_at_night = fb.Server(start=fb.refill(10), buffer_size=3, available=lambda client, time: None)
+    for server, name in ((sealed, "sealed"), (open_at_night, "available")):
+        with pytest.raises(ValueError, match=f"server: {name} is for a server that is driven by events"):
+            run(server, small_task)
+
+
+def test_a_moment_that_never_comes_is_not_waited_for(small_task):
+    with pytest.raises(ValueError, match="no virtual time passes; give trips or server_steps"):
+        fb.simulate(SERVERS["fedbuff"], small_task, client=CLIENT, timing=fb.constant(0.0), until=fb.virtual_time(1.0))
+
+
+def test_a_weight_that_is_no_number_is_said_to_be_none(small_task):
+    with pytest.raises(ValueError, match=r"weigh\(0\) returned no number"):
+        run(fb.Server(start=fb.refill(10), buffer_size=3, weigh=lambda tau: None), small_task)
+
+
+def test_numbers_of_numpy_can_be_written_down(small_task, tmp_path):
+    how = {"target": np.float32(0.5), "availability": fb.windows(10.0, 4.0, np.int64(1))}
+    assert run(SERVERS["fedbuff"], small_task, out=tmp_path / "run", **how).summary["target"] == 0.5
+
+
+def test_a_model_that_wants_more_than_one_row_is_trained_all_the_same():
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 3, 8)) for _ in range(20)]
+    norm = lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(5, track_running_stats=False), torch.nn.Linear(5, 3))  # noqa: E731
+    task = fb.Task(model=norm, loss=torch.nn.functional.cross_entropy, clients=clients, evaluate=clients[0])
+    assert run(SERVERS["fedbuff"], task, say=lambda line: None).summary["trips"] == 120
 
 
 def test_a_server_with_weights_starts_from_them(small_task):

@@ -279,3 +279,12 @@ def test_units_of_different_purposes_and_seeds_are_independent():
     assert stats.kstest(a, "uniform").pvalue > 0.001
     assert abs(np.corrcoef(np.stack([a, b, c, np.roll(a, 1)])) - np.eye(4)).max() < 0.05
     assert generator(0, "a").random() != generator(0, "b").random()
+
+
+@pytest.mark.parametrize(
+    ("clients", "concurrency", "spread"), [(60, 20, 1.5), (1000, 20, 1.5), (1000, 300, 0.5), (60, 20, 0.0)]
+)
+def test_arrivals_keep_their_concurrency_though_slow_clients_are_seldom_free(clients, concurrency, spread):
+    timing = fb.per_client(fb.exponential(1.0), spread)
+    t = fb.timeline(start=fb.arrivals(concurrency=concurrency), buffer_size=5, clients=clients, trips=40_000, timing=timing)
+    assert t.summary()["concurrency_mean"] == pytest.approx(concurrency, rel=0.05)

@@ -115,6 +115,9 @@ def timeline(args: argparse.Namespace) -> None:
         tables = settings.change(tables, f"server.buffer_size={args.buffer_size}")
     if args.trace is not None:
         tables = {**tables, "timing": {"trace": {"path": str(args.trace)}}}
+    for name in ("privacy", "secure_aggregation"):
+        if name in tables:
+            print(f"fedbuff: [{name}] is left out: whom its limits keep away takes part in this timeline", file=sys.stderr)
     began = time.perf_counter()
     made = make_timeline(**settings.timeline_arguments(changed(tables, args), args.clients, args.concurrency), trips=args.trips)
     s = made.summary() | {"wall_seconds": time.perf_counter() - began}

@@ -196,8 +196,10 @@ def timeline_arguments(tables: Table, clients: int | None = None, concurrency: i
         if isinstance(start, cohort):
             arguments["start"] = replace(start, size=concurrency)
             arguments["buffer_size"] = concurrency if server.buffer_size == start.size else server.buffer_size
+        elif isinstance(start, arrivals):
+            arguments["start"] = replace(start, rate=None, concurrency=concurrency)
         else:
-            arguments["start"] = arrivals(concurrency=concurrency) if isinstance(start, arrivals) else refill(concurrency)
+            arguments["start"] = refill(concurrency)
     if "task" in tables and clients is None:
         make, of_task = toml.decode_choice(TASKS, tables["task"], "task", call=False)
         task = make(**of_task)

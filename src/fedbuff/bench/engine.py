@@ -39,7 +39,7 @@ class Untrained:
         for row in rows:
             updates[row, 0] = 0.0  # so that the memory is there
 
-    def evaluate(self, weights: Any, split: str, start: int) -> tuple[float, int, int]:
+    def evaluate(self, weights: Any, split: str, start: int) -> tuple[float, float, int]:
         return 0.0, 0, 1
 
 

@@ -96,6 +96,8 @@ class Server:
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
         self.initial_weights = None if weights is None else np.array(weights)
         self._begun, self._sealed = False, sealed
+        live = {"protection": protection is not None, "sealed": sealed, "available": available is not None}
+        self.live = [name for name, given in live.items() if given]  # what only a server of its own looks at
         self._schedule: Schedule | None = None
         if weights is not None and clients is not None:
             w = np.array(weights)

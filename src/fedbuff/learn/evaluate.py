@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.generator import default_generator
 from fedbuff.learn.task import Task
 
 ROWS = 2048
@@ -15,7 +16,7 @@ Outputs = Callable[[Vector, Tensor], Tensor]  # what the model with these weight
 
 def evaluate(task: Task, flat: Flat, weights: Vector) -> dict[str, dict[str, float]]:
     """Loss and accuracy on every split, here and now; the accuracy is left out where the task has none."""
-    found: dict[str, list[tuple[float, int, int]]] = {}
+    found: dict[str, list[tuple[float, float, int]]] = {}
     for split, start in blocks(task):
         found.setdefault(split, []).append(evaluate_rows(task, flat, weights, split, start, plain(flat)))
     return {split: combine(parts, task.accuracy is not None) for split, parts in found.items()}
@@ -26,14 +27,25 @@ def blocks(task: Task) -> list[tuple[str, int]]:
     return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), ROWS)]
 
 
-def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs) -> tuple[float, int, int]:
+def evaluate_rows(
+    task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs
+) -> tuple[float, float, int]:
     """On the `ROWS` examples of a split from `start` on: the sum of losses, how many are right, how many there are."""
     inputs, labels = task.splits[split]
     x, y = (as_tensor(part[start : start + ROWS], like=flat.vector) for part in (inputs, labels))
-    output = outputs(weights, x)
-    with torch.no_grad():
+    with torch.no_grad(), default_generator() as generator:
+        generator.manual_seed(start)  # for a model that draws though it is evaluated: the same in every process
+        output = outputs(weights, x)
         loss = float(task.loss(output, y)) * len(y)
-        return loss, int(task.accuracy(output, y).sum()) if task.accuracy else 0, len(y)
+        return loss, float(right(task.accuracy(output, y), len(y)).sum()) if task.accuracy else 0.0, len(y)
+
+
+def right(found: Tensor, rows: int) -> Tensor:
+    """How right each row is, from 0 to 1: of several labels that a row has, the mean."""
+    if not isinstance(found, Tensor) or found.shape[:1] != (rows,):
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"accuracy: expected right or wrong for each of {rows} examples, got {what}")
+    return found.reshape(rows, -1).double().mean(1)
 
 
 def plain(flat: Flat) -> Outputs:
@@ -48,7 +60,7 @@ def plain(flat: Flat) -> Outputs:
     return outputs
 
 
-def combine(parts: list[tuple[float, int, int]], accuracy: bool) -> dict[str, float]:
+def combine(parts: list[tuple[float, float, int]], accuracy: bool) -> dict[str, float]:
     """Loss and accuracy over blocks, summed in their order."""
     loss, right, rows = (sum(part) for part in zip(*parts, strict=True))
     return {"loss": loss / rows} | ({"accuracy": right / rows} if accuracy else {})

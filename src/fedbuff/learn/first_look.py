@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedbuff.learn.evaluate import right
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.generator import default_generator
 from fedbuff.learn.task import Task
@@ -29,7 +30,10 @@ def first_look(task: Task, flat: Flat, device: str = "cpu") -> None:
         with torch.no_grad(), default_generator():
             output = _try(task, flat, "clients[0]", *task.clients[0])
             for name, (x, y) in task.splits.items():
-                _try(task, flat, f"evaluate, {name}", x, y)
+                found = _try(task, flat, f"evaluate, {name}", x, y)
+                if task.accuracy is not None:
+                    with _said_where(task, f"evaluate, {name}", x, y, "accuracy"):
+                        right(task.accuracy(found, as_tensor(y[:_ROWS], like=flat.vector)), len(found))
     finally:
         flat.module.train(training)
     if task.loss in (cross_entropy, torch.nn.functional.cross_entropy) and output.ndim == 2:
@@ -48,12 +52,12 @@ def _try(task: Task, flat: Flat, where: str, x: Any, y: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _said_where(task: Task, where: str, x: Any, y: Any) -> Iterator[None]:
+def _said_where(task: Task, where: str, x: Any, y: Any, what: str = "model and loss") -> Iterator[None]:
     try:
         yield
     except (IndexError, RuntimeError, TypeError, ValueError) as e:  # what torch says of shapes and types that don't fit
         raise ValueError(
-            f"task {task.name!r}, {where}: model and loss can't be applied to inputs {_kind(x)} and labels {_kind(y)}: "
+            f"task {task.name!r}, {where}: {what} can't be applied to inputs {_kind(x)} and labels {_kind(y)}: "
             f"{str(e).splitlines()[0]}"
         ) from e
 

@@ -11,9 +11,17 @@ Examples = tuple[Any, Any]  # inputs, labels: numpy arrays or torch tensors, the
 
 
 def most_likely(output: "torch.Tensor", label: "torch.Tensor") -> "torch.Tensor":
-    """Which examples a classifier got right: by its largest output, or by the sign of its only one."""
+    """Which labels a classifier got right: by its largest output, or by the sign of its only one.
+
+    Classes are the second dimension of the output, as cross entropy has it, or the last.
+    """
     if output.ndim > 1 and output.shape[-1] > 1:
-        return output.argmax(-1) == label
+        label = label.squeeze(-1) if label.shape == (*output.shape[:-1], 1) else label
+        for dimension in (1, -1):
+            if (best := output.argmax(dimension)).shape == label.shape:
+                return best == label
+        shapes = f"outputs of shape {tuple(output.shape[1:])} and labels of shape {tuple(label.shape[1:])}"
+        raise ValueError(f"accuracy: {shapes} can't be compared; give the Task accuracy=None, or a function of your own")
     if not bool(((label == 0) | (label == 1)).all()):
         raise ValueError("accuracy: the labels are not 0 or 1; give the Task accuracy=None, or a function of your own")
     return (output.reshape(label.shape) > 0) == (label > 0.5)

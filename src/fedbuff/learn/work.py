@@ -45,7 +45,7 @@ class Trainer:
         else:
             updates[np.asarray(rows)] = self.trips(jobs)
 
-    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
+    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""
         return evaluate_rows(self.task, self.flat, weights, split, start, self.outputs)
 

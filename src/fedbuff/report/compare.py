@@ -36,7 +36,10 @@ def comparison(runs: Mapping[str, Sequence[Summarised]]) -> list[dict[str, Any]]
         row["staleness_mean"] = mean(s["staleness_mean"] or 0.0 for s in summaries)
         row["wall_seconds"] = mean(s["wall_seconds"] for s in summaries)
         base = rows[0] if rows else row
-        row["ratio"] = {c: row[c]["mean"] / base[c]["mean"] if row[c] and base[c] and base[c]["mean"] else None for c in COSTS}
+        alike = row["target"] == base["target"]
+        row["ratio"] = {
+            c: row[c]["mean"] / base[c]["mean"] if alike and row[c] and base[c] and base[c]["mean"] else None for c in COSTS
+        }
         rows.append(row)
     return rows
 
@@ -50,8 +53,8 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table that people see."""
-    target = rows[0]["target"]
-    if target is None:
+    targets = list(dict.fromkeys(r["target"] for r in rows))
+    if targets == [None]:
         header = ["", "client trips", "server steps", "virtual time", "accuracy", "staleness"]
         body = [
             [
@@ -64,13 +67,17 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         ]
         return header, body
     first = rows[0]["name"]
-    header = ["", *(f"{title} to {100 * target:g} %" for title in COSTS.values())]
+    to = "its target" if len(targets) > 1 else f"{100 * targets[0]:g} %"
+    header = ["", *(f"{title} to {to}" for title in COSTS.values())]
     header += [f"{first}'s speed-up, by trips", "by virtual time", "staleness"]
     body = []
     for r in rows:
+        own = "none" if r["target"] is None else f"{100 * r['target']:g} %"
+        name = f"{r['name']} (target: {own})" if len(targets) > 1 else r["name"]
         costs = [_plus_minus(r[c], 1 if c == "virtual_time" else 0) if r[c] else f"> {r[f'{c}_limit']:,.0f}" for c in COSTS]
+        costs = ["–"] * len(COSTS) if r["target"] is None else costs
         ratios = [_times(r, rows[0], c) if r["name"] != first else "" for c in ("trips", "virtual_time")]
-        body.append([r["name"], *costs, *ratios, f"{r['staleness_mean']:.1f}"])
+        body.append([name, *costs, *ratios, f"{r['staleness_mean']:.1f}"])
     return header, body
 
 
@@ -88,6 +95,6 @@ def _plus_minus(spread: Mapping[str, float | None] | None, digits: int) -> str:
 
 def _times(row: Mapping[str, Any], first: Mapping[str, Any], cost: str) -> str:
     """How many times the first's cost; only a bound if the target was not reached, nothing if the first did not get there."""
-    if not first[cost] or not first[cost]["mean"]:
+    if not first[cost] or not first[cost]["mean"] or row["target"] != first["target"]:
         return "–"
     return f"{row['ratio'][cost]:.2f} ×" if row[cost] else f"> {row[f'{cost}_limit'] / first[cost]['mean']:.2f} ×"

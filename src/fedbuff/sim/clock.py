@@ -107,6 +107,24 @@ class Clock:
             durations = np.minimum(durations, self.availability.open * rng.random(len(durations)))
         return float(np.minimum(durations, math.inf if self.timeout is None else self.timeout).mean())
 
+    def of_the_free(self, share: float, clients: int) -> float:
+        """The mean factor of who starts a trip, relative to that of all, if this share of clients is on one at any time.
+
+        Who starts is drawn from those that are not under way, and slow ones are so less often. Each is drawn at the same rate
+        x while it is free, so that it is under way x d / (1 + x d) of the time, d its mean duration: x is what gives `share`.
+        """
+        factors = np.array(some_factors(self.timing, self.seed, clients, self._examples))
+        relative = factors / factors.mean()
+        if not 0 < share < 1 or relative.min() == relative.max():
+            return 1.0
+        low, high = 0.0, 1.0
+        while np.mean(high * relative / (1 + high * relative)) < share and high < 1e12:
+            high *= 2
+        for _ in range(60):
+            x = (low + high) / 2
+            low, high = (x, high) if np.mean(x * relative / (1 + x * relative)) < share else (low, x)
+        return share / (low * (1 - share))
+
     def wake(self, at: float) -> None:
         self._put((at, _NEVER, WAKES))
 

@@ -186,7 +186,10 @@ class Plan:
 
     def weight(self, staleness: int) -> float:
         """s(τ), checked."""
-        weight = float(self._weigh(staleness))
+        try:
+            weight = float(self._weigh(staleness))
+        except TypeError as e:
+            raise ValueError(f"weigh({staleness}) returned no number ({e}); a staleness weight is finite and >= 0") from e
         if not 0.0 <= weight < math.inf:
             raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
         self._weights[staleness] = weight
@@ -249,4 +252,4 @@ def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
     mean = clock.mean_duration(clients)
     if not mean > 0:
         raise ValueError(f"start: {start} needs trips that take time; give a rate")
-    return start.at_mean_duration(mean)
+    return start.at_mean_duration(mean * clock.of_the_free((start.concurrency or 0.0) / clients, clients))

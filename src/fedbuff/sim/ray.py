@@ -204,7 +204,7 @@ class _Worker:
         self._trainer.train(updates, range(len(trips)), trips, clients, starts)
         return updates
 
-    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, int, int]:
+    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
         return self._trainer.evaluate(weights, split, start)
 
 

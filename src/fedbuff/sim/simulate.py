@@ -32,7 +32,7 @@ from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
 from fedbuff.sim.secure import Buffer, SecureAggregation
 from fedbuff.sim.simulation import Simulation, Status
-from fedbuff.sim.timing import Sizes, half_normal
+from fedbuff.sim.timing import Sizes, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
@@ -94,6 +94,11 @@ def simulate(
     check.fits(isinstance(until, Until), "when to stop, e.g. fedbuff.trips(1000)", until=until)
     check.fits(isinstance(client, LocalSGD), "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
     check.integer(0, seed=seed)
+    if server.live:
+        raise ValueError(
+            f"server: {', '.join(server.live)} is for a server that is driven by events; give simulate privacy=…, "
+            "secure_aggregation=… or availability=… instead"
+        )
     check.number(0, checkpoint_every=checkpoint_every)
     if workers is not None:
         check.integer(1, workers=workers)
@@ -101,12 +106,14 @@ def simulate(
     if address is not None and engine != "ray":
         raise ValueError(f"address={address!r} is a Ray cluster's: give engine='ray' with it")
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
+    availability = None if availability is None else check.plain(availability)
     if evaluate_every is not None:
         check.integer(1, evaluate_every=evaluate_every)
     check.number(0, 1, above=True, evaluate_share=evaluate_share)
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)
+        target = float(target)
         if task.accuracy is None:
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
     with contextlib.ExitStack() as at_the_end:
@@ -115,6 +122,7 @@ def simulate(
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}
         sampled_by_all(server, privacy, availability)
+        time_passes(until, timing, seed, n, task)
         promise = None if privacy is None else check.plain(privacy).plan(server, n, **limits)
         stalest = server.max_staleness
         if secure_aggregation is not None:
@@ -233,6 +241,13 @@ def sampled_by_all(server: Server, privacy: Privacy | None, availability: window
             f"poisson=True, availability.open={availability.open:g} of {availability.period:g}: who is not there can't be in a "
             "cohort, and the others are drawn the more often, so it is no Poisson sample; leave availability out"
         )
+
+
+def time_passes(until: Until, timing: Draw, seed: int, clients: int, task: Task) -> None:
+    """Refuse to wait for a moment that never comes."""
+    endless = until.virtual_time and until.trips is None and until.server_steps is None
+    if endless and not mean_duration(timing, seed, clients, Sizes(task.sizes() or task.examples)) > 0:
+        raise ValueError(f"until: with {timing} no virtual time passes; give trips or server_steps as well")
 
 
 def unseen(
