@@ -21,6 +21,7 @@ from fedbuff.privacy.clip import clip_factor
 from fedbuff.privacy.constants import BLT
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.privacy.plan import MECHANISMS, Plan, plan
+from fedbuff.sim.sums import weighted_sum
 
 VECTORS = json.loads(Path(__file__).with_name("dp_vectors.json").read_text())
 EXACT, RDP, PLD = 1e-6, 1e-6, 1e-3  # tolerances, as the vectors state them
@@ -339,6 +340,25 @@ def test_no_clipped_update_is_longer_than_clip_also_in_float32(seed, size, sprea
         assert norm(update) * p.factor(update) > clip * (1 - 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "clips", "largest", "size"),
+    [(np.float32, (1e-4, 1e-3, 1e-2, 1e4), 3.4e38, 100_000), (np.float64, (1e-16, 1e-15, 1e-14, 1e4), 1.7e305, 100_000)],
+)
+def test_a_huge_update_is_not_longer_than_clip_either(dtype, clips, largest, size):
+    """Its factor would be subnormal, of a few bits only, and be rounded up to twice its value: it counts as zero."""
+    factors = []
+    for clip, share in itertools.product(clips, np.geomspace(0.01, 1.0, 12)):
+        update = np.full(size, largest * share, dtype)
+        factors.append(made(clip=clip).factor(update))
+        assert factors[-1] == 0.0 or factors[-1] >= np.finfo(dtype).smallest_normal
+        aggregation, summed = Aggregation(np.zeros(size, dtype), sgd(1.0)), np.empty(size, dtype)
+        assert aggregation.add(update, factors[-1]) is None
+        assert norm(aggregation.step(0)) <= clip
+        if weighted_sum(update[None], [0], [factors[-1]], summed) is not None:  # None: there is no compiler
+            assert norm(summed) <= clip
+    assert 0.0 in factors and max(factors) > 0.0
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_is_not_finite_is_rejected(bad, dtype):
@@ -626,14 +646,29 @@ def test_an_audit_with_a_seed_repeats(privacy):
     assert one == other and json.loads(one)["claimed_epsilon"] > 0
 
 
+SAMPLED = ["--mechanism", "gaussian", "--steps", "9", "--delta", "1e-6", "--sampling-rate", "0.1"]
+TREE = ["--mechanism", "tree", "--delta", "1e-6"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["epsilon", "--steps", "0", "--noise-multiplier", "1", "--delta", "1e-6"], "--steps 0"),
         (["epsilon", "--steps", "9", "--noise-multiplier", "-1", "--delta", "1e-6"], "noise_multiplier=-1.0"),
+        (["epsilon", "--steps", "9", "--noise-multiplier", "1e-300", "--delta", "1e-6"], "noise_multiplier=1e-300"),
+        (["epsilon", "--steps", "9", "--noise-multiplier", "1e300", "--delta", "1e-6"], "noise_multiplier=1e+300"),
+        (["epsilon", *SAMPLED, "--noise-multiplier", "1e-300"], "noise_multiplier=1e-300"),
+        (["epsilon", *SAMPLED, "--noise-multiplier", "1e300"], "noise_multiplier=1e+300"),
+        (["epsilon", *TREE, "--steps", "3000000000", "--noise-multiplier", "1"], "--steps 3000000000"),
+        (["noise", *TREE, "--steps", "3000000000", "--epsilon", "1"], "--steps 3000000000"),
+        (["epsilon", *SAMPLED, "--noise-multiplier", "1", "--steps", str(10**14)], f"--steps {10**14}: expected at most"),
         (["noise", "--steps", "9", "--epsilon", "0", "--delta", "1e-6"], "epsilon=0"),
         (["noise", "--steps", "9", "--epsilon", "1", "--delta", "2"], "delta=2"),
         (["noise", "--steps", "9", "--epsilon", "1", "--delta", "1e-6", "--sampling-rate", "0.5"], "independent noise"),
+        (["epsilon", *SAMPLED, "--noise-multiplier", "1", "--max-participations", "1"], "max_participations=1"),
+        (["epsilon", *SAMPLED, "--noise-multiplier", "1", "--min-separation", "5"], "min_separation=5"),
+        (["noise", *SAMPLED, "--epsilon", "1", "--max-participations", "1"], "max_participations=1"),
+        (["noise", *SAMPLED, "--epsilon", "1", "--min-separation", "5"], "min_separation=5"),
         (["audit", "--steps", "9", "--delta", "1e-6"], "epsilon, noise_multiplier"),
         (["audit", "--steps", "9000", "--epsilon", "1", "--delta", "1e-6"], "at most 2000 steps"),
         (["audit", "--steps", "9", "--epsilon", "1", "--delta", "1e-6", "--confidence", "1"], "--confidence"),
@@ -669,6 +704,17 @@ def test_hardly_any_noise_is_accounted_for_without_a_grid():
     assert 200 < bound <= accounting.epsilon(0.06 / 100, 1e-5)
 
 
+@pytest.mark.parametrize("sampled", [{"max_participations": 1}, {"sampling_rate": 0.1}])
+@pytest.mark.parametrize("least", [True, False])
+def test_all_the_noise_that_a_plan_takes_is_accounted_for(sampled, least):
+    fixed = {"clip": 1.0, "buffer_size": 1, "horizon": 9, "delta": 1e-5}
+    p = plan("gaussian", **fixed, **sampled, noise_multiplier=1e-100 if least else 1e100)
+    for spent in (p.epsilon(), p.epsilon(accountant="rdp")):
+        assert 1e190 < spent < math.inf if least else 0.0 <= spent < 0.01
+    with pytest.raises(ValueError, match=r"^noise_multiplier="):
+        replace(p, noise_multiplier=1e-101 if least else 1e101)
+
+
 def test_accounting_says_nothing_on_stderr(capfd):
     accounting.sampled_noise(0.01, 0.5, 100, 1e-5, "rdp")
     assert capfd.readouterr() == ("", "")
@@ -682,16 +728,11 @@ def test_nobody_takes_part_more_often_than_there_is_room_for():
     assert thrice.sensitivity() == once.sensitivity()
 
 
-def test_a_limit_beside_a_sampling_rate_is_refused_by_a_server():
-    both = plan(
-        "gaussian",
-        clip=1.0,
-        buffer_size=4,
-        horizon=5,
-        delta=1e-5,
-        noise_multiplier=1.0,
-        sampling_rate=0.1,
-        max_participations=2,
-    )
-    with pytest.raises(ValueError, match="drawn more often"):
-        both.check(weigh=lambda s: 1.0, weight_by="uniform", mixing=False, buffer_size=4, poisson=True)
+@pytest.mark.parametrize("limit", [{"max_participations": 2}, {"min_separation": 9}])
+def test_a_limit_beside_a_sampling_rate_is_refused(limit):
+    """Cohorts are drawn from those who are free: whoever is, is drawn more often than at the rate accounted for."""
+    fixed = {"clip": 1.0, "buffer_size": 4, "horizon": 5, "delta": 1e-5, "noise_multiplier": 1.0}
+    plan("gaussian", **fixed, sampling_rate=0.1, min_separation=1)
+    with pytest.raises(ValueError, match=f"^{next(iter(limit))}=.*drawn more often"):
+        plan("gaussian", **fixed, sampling_rate=0.1, **limit)
+    plan("gaussian", **fixed, **{"max_participations": 2, **limit})  # without amplification there is nothing to lose

@@ -322,6 +322,52 @@ def test_a_run_that_became_longer_keeps_what_it_released(mechanism):
         assert third.increment(step).tobytes() == second.increment(step).tobytes()
 
 
+@pytest.mark.parametrize("mechanism", ["tree", "tree-honaker", "blt"])
+def test_a_run_cannot_restart_before_what_it_released(mechanism):
+    """Of 12 steps in one tree, 12 trees of one step would claim less than what was released."""
+    plan = planned(mechanism, horizon=20)
+    stream = plan.stream(5, KEY)
+    for step in range(12):
+        stream.increment(step)
+    arrays, facts = stream.state()
+    facts = json.loads(json.dumps(facts))
+    for every in (1, 5, 11):
+        with pytest.raises(
+            ValueError, match=rf"^restart_every={every}: .*None, and it released 12 steps; expected None, or 12"
+        ):
+            replace(plan, horizon=40, restart_every=every).stream(5, KEY).restore(arrays, facts)
+    for every in (None, 12, 20):
+        longer = replace(plan, horizon=40, restart_every=every).stream(5, KEY)
+        longer.restore(arrays, facts)
+        again = longer.state()
+        assert again[1]["released"] == 12
+        longer.plan.stream(5, KEY).restore(*again)
+        if every is not None:  # then it stays so
+            for other in (None, every + 1):
+                with pytest.raises(ValueError, match=f"^restart_every={other}: .*began with restart_every={every}"):
+                    replace(longer.plan, restart_every=other).stream(5, KEY).restore(*again)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_state_that_does_not_tell_its_restarts_goes_on_without(mechanism):
+    """As they were written before."""
+    plan = planned(mechanism, horizon=20)
+    first, second = (plan.stream(5, KEY) for _ in range(2))
+    expected = [first.increment(step) for step in range(6)][-1]
+    for step in range(5):
+        second.increment(step)
+    arrays, facts = second.state()
+    older = {name: value for name, value in facts.items() if name not in ("restart_every", "released")}
+    third = plan.stream(5, KEY)
+    third.restore(arrays, older)
+    if mechanism != "gaussian":
+        for facts in (older, third.state()[1]):
+            with pytest.raises(ValueError, match=r"^restart_every=20: .*does not say"):
+                replace(plan, restart_every=20).stream(5, KEY).restore(arrays, facts)
+    assert third.increment(5).tobytes() == expected.tobytes()
+    assert third.state()[1]["released"] == 6
+
+
 CHILD = """
 import json, os, signal, sys
 import numpy as np

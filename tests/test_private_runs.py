@@ -122,6 +122,7 @@ def test_a_run_ends_at_its_horizon(task):
         (fb.Server(start=fb.refill(8), buffer_size=4), {"max_participations": None}, "max_participations: missing"),
         (fb.Server(start=fb.cohort(4), buffer_size=4), {"max_participations": None}, "max_participations: missing"),
         (SAMPLED, {"mechanism": "tree", "max_participations": None}, "amplification by sampling"),
+        (SAMPLED, {"mechanism": "gaussian", "max_participations": None}, r"privacy\.min_separation=2.*drawn more often"),
     ],
 )
 def test_what_the_promise_would_not_hold_for_is_refused(server, change, reason, task):
@@ -279,3 +280,6 @@ def test_a_promise_that_can_not_be_kept_is_named_by_its_path():
     server = fb.Server(start=fb.refill(4), buffer_size=2)
     with pytest.raises(ValueError, match=r"^privacy\.epsilon=-6: expected a number > 0"):
         fb.Privacy(clip=1.0, delta=1e-5, epsilon=-6, max_participations=1).plan(server, 10, server_steps=5)
+    for noise in (1e-300, 1e300):
+        with pytest.raises(ValueError, match=r"^privacy\.noise_multiplier=1e.300: expected a number >= 1e-100"):
+            fb.Privacy(clip=1.0, delta=1e-5, noise_multiplier=noise, max_participations=1).plan(server, 10, server_steps=5)

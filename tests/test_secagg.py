@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import math
 import os
 import tracemalloc
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +80,43 @@ def test_quantising_never_lengthens_an_update(values, clip, weight):
         assert abs(q - x * length * weight * number.scale) < 1 + abs(q) * 2.0**-21
 
 
+doubles = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([1e39, 1e300, 5e299, 1.7e308, -1.7e308, 0.1])
+
+
+@given(st.lists(doubles, min_size=1, max_size=20), st.sampled_from([1.0, 0.1, 3.0, 1e-9, 1e300]), st.floats(0.001, 1.0))
+def test_any_finite_float64_update_is_clipped_exactly_enough(values, clip, weight):
+    """Beside Python's fractions: beyond float32's range, and where the length itself is beyond float64's."""
+    number = FixedPoint(clip, finest_scale(clip, 10, RING))
+    integers = [int(q) for q in number.encode(np.array(values), weight)]
+    assert sum(q * q for q in integers) <= (weight * clip * number.scale) ** 2 * (1 + 1e-15)
+    squares = sum(Fraction(x) ** 2 for x in values)
+    for q, x in zip(integers, values, strict=True):
+        wanted = Fraction(x) * Fraction(weight) * Fraction(number.scale)
+        if squares > Fraction(clip) ** 2:  # times clip over the length, whose root has 60 bits here
+            wanted *= Fraction(clip) / Fraction(math.isqrt(int(squares * 4**1200)), 2**1200)
+        assert abs(q - wanted) < 1 + abs(q) * 2.0**-21
+
+
+def test_a_float64_update_beyond_float32_keeps_its_sign_and_direction():
+    found = FixedPoint(1.0, 2.0**27).encode(np.array([1e300, 5e299, 0.0, 0.0])) / 2.0**27
+    assert found == pytest.approx([0.8**0.5, 0.2**0.5, 0.0, 0.0], rel=1e-6)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1), st.floats(0.001, 1.0))
+def test_float32_updates_are_scaled_in_float32(values, weight):
+    """Bit for bit what was always sent: one product in float32 by a factor rounded to it."""
+    vector, number = np.array(values, np.float32), FixedPoint(1.0, 2.0**27)
+    factor = weight * number.scale * min(1.0, 1.0 / max(norm(vector), 1e-300))
+    factor *= 1.0 if math.frexp(factor)[0] == 0.5 else 1.0 - 2.0**-22
+    assert np.array_equal(number.encode(vector, weight), (vector * np.float32(factor)).astype(np.int32))
+
+
 def test_an_update_that_is_not_finite_is_no_update():
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(ValueError, match="not finite"):
             FixedPoint(1.0, 2.0**10).encode(np.array([0.1, bad], np.float32))
+        with pytest.raises(ValueError, match="not finite"):
+            FixedPoint(1.0, 2.0**10).encode(np.array([1e300, bad]))
 
 
 @given(st.floats(1e-3, 1e3), st.integers(1, 5000), st.sampled_from([RING, FIELD]), st.floats(0, 50))
@@ -186,20 +221,20 @@ def test_uniform_elements_leave_p_out(monkeypatch):
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7])
 def test_any_u_shares_recover_a_weighted_sum(length):
-    code, rng = Code(6, 4, 2), np.random.default_rng(length)
+    code, rng = Code(6, 5, 3), np.random.default_rng(length)
     masks = [rng.integers(0, P, length).astype(np.uint64) for _ in range(3)]
-    rows = [rng.integers(0, P, (2, code.width(length))).astype(np.uint64) for _ in masks]
+    rows = [rng.integers(0, P, (3, code.width(length))).astype(np.uint64) for _ in masks]
     shares = [code.encode(m, r) for m, r in zip(masks, rows, strict=True)]
     weights = [64, 1, 37]
     expected = [sum(w * int(m[i]) for w, m in zip(weights, masks, strict=True)) % P for i in range(length)]
-    for chosen in itertools.combinations(range(6), 4):
+    for chosen in itertools.combinations(range(6), 5):
         mixed = {j: field.weighted_sum([s[j] for s in shares], weights) for j in chosen}
         assert code.decode(mixed, length).tolist() == expected
-    with pytest.raises(ValueError, match="3 shares: 4 are needed"):
-        code.decode(dict(list(mixed.items())[:3]), length)
+    with pytest.raises(ValueError, match="4 shares: 5 are needed"):
+        code.decode(dict(list(mixed.items())[:4]), length)
 
 
-@pytest.mark.parametrize("code", [Code(5, 4, 2), Code(7, 5, 3), Code(6, 5, 4)])
+@pytest.mark.parametrize("code", [Code(5, 4, 2), Code(7, 6, 3), Code(6, 6, 4)])
 def test_any_t_shares_hide_the_mask(code):
     """The random rows enter any T shares by an invertible matrix: whatever the mask, these shares are uniform."""
     unit_rows = [
@@ -222,6 +257,22 @@ def determinant(matrix: list[list[int]]) -> int:
 def test_committees_that_could_not_work_are_refused(wrong):
     with pytest.raises(ValueError):
         Code(*wrong)
+
+
+def test_two_lists_have_an_honest_signer_in_common():
+    """With 2U − N ≤ T the helpers that sign for both may all conspire, and the two sums differ by one client."""
+    for helpers, privacy in itertools.product(range(2, 14), range(1, 13)):
+        for recovery in range(privacy + 1, helpers + 1):
+            first, second = set(range(recovery)), set(range(helpers - recovery, helpers))  # as different as they can be
+            if len(first & second) > privacy:
+                Code(helpers, recovery, privacy)
+            else:
+                with pytest.raises(ValueError, match="2 · recovery − helpers > privacy"):
+                    Code(helpers, recovery, privacy)
+    with pytest.raises(ValueError, match=r"helpers=5, recovery=3, privacy=2: .* take a recovery of 4 or more"):
+        Code(5, 3, 2)
+    for good in ((8, 6, 3), (16, 12, 6), (32, 24, 12), (64, 48, 24)):
+        Code(*good)
 
 
 # ── policy ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -393,6 +444,25 @@ def test_any_helper_may_vanish_in_the_middle(gone):
     unit = world.policy.unit
     expected = sum(unit * world.policy.fixed_point.encode(update(i)).astype(int) for i in range(BUFFER_SIZE))
     assert np.array_equal(world.server.unmask(), expected)
+
+
+@pytest.mark.parametrize("liar", [0, 2, 4])
+def test_a_wrong_answer_is_noticed_if_there_is_one_to_spare(liar):
+    world = helpers_world()
+    listed = world.fill()
+    echoes = [helper.echo(listed) for helper in world.helpers]
+    for helper in world.helpers:
+        answer = helper.answer(echoes)
+        if helper.number == liar:  # off by one in one place, and signed
+            words = answer.words.copy()
+            words[-1] = (int(words[-1]) + 1) % P
+            answer = replace(answer, words=words)
+            answer = replace(answer, signature=sealing.sign(helper._signing, answer.body()))
+        world.server.answer(answer)
+    before = world.server.state()
+    with pytest.raises(RefusedError, match="the answers of helpers 0, 1, 2, 3, 4 do not fit together: one or more are wrong"):
+        world.server.unmask()
+    assert world.server.state() == before
 
 
 def test_nobody_is_on_a_list_twice():

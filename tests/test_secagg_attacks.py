@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +48,9 @@ REFUSALS = {
     # and more
     ("swapped masked update", "trusted aggregator"): "does not open",
     ("release below K", "trusted aggregator"): "nothing is released below 4",
+    ("an update more than K", "trusted aggregator"): "the buffer is full: the integers have room for 4",
+    ("an update more than K", "helper"): "5 masks; the integers have room for a sum of 4",
+    ("an update more than K", "server"): "the buffer of version 0 is full",
     ("a client twice in a buffer", "trusted aggregator"): "in this buffer already",
     ("simulated evidence, in production", "client"): "simulated",
     ("two lists at once", "helper"): "another list",
@@ -64,6 +68,69 @@ def test_it_is_refused_and_nothing_changes(attack):
 
 def test_every_attack_is_tried():
     assert len(ATTACKS) == len(REFUSALS)
+
+
+def test_what_is_wrong_in_itself_is_refused_for_that_when_the_buffer_is_full():
+    world = enclave_world()
+    first = world.upload(0)
+    assert world.enclave.submit([first], NOW) == [None]
+    rest = [world.upload(client) for client in range(1, BUFFER_SIZE)]
+    assert world.enclave.submit(rest, NOW) == [None] * len(rest)
+    twice, late, bad = world.upload(0), world.upload(5), replace(world.upload(6), locked=bytes(48))
+    reasons = world.enclave.submit([first, twice, bad, late], NOW)
+    for reason, word in zip(reasons, ("used before", "in this buffer already", "does not open", "is full"), strict=True):
+        assert word in reason
+
+    committee = helpers_world()
+    uploads = [committee.upload(client) for client in range(BUFFER_SIZE)]
+    with pytest.raises(RefusedError, match="uploaded already"):
+        committee.server.masked(uploads[0])
+
+
+def test_a_batch_is_taken_up_to_k():
+    """And what is refused then harms neither the sum nor the slot, which is good for the next buffer."""
+    world = enclave_world()
+    for client in range(BUFFER_SIZE + 1):
+        world.upload(client)
+    seeds = world.server.ready()
+    reasons = world.enclave.submit(seeds, NOW)
+    assert [reason is None for reason in reasons] == [True] * BUFFER_SIZE + [False]
+    world.server.add(seeds, reasons)
+    total = world.server.unmask(world.enclave.release(0, world.server.serials))
+    assert np.array_equal(total, sum(world.policy.fixed_point.encode(update(i)).astype(int) for i in range(BUFFER_SIZE)))
+    again, _ = world.clients[BUFFER_SIZE].upload(seeds[-1].slot, 0, 1, update(BUFFER_SIZE))
+    assert world.enclave.submit([again], NOW) == [None]
+
+
+def test_a_journal_with_more_than_k_is_not_released_but_can_be_given_up():
+    """From before there was a limit."""
+    world = enclave_world()
+    world.fill()
+    (slot,) = world.enclave.issue([BUFFER_SIZE], NOW)
+    world.enclave._apply_accept({Slot.from_bytes(slot).serial: (BUFFER_SIZE, bytes(32), bytes(32))}, {})
+    with pytest.raises(RefusedError, match="5 updates in the buffer: the integers have room for 4; abort it"):
+        world.enclave.release(0, [serial for serial, _ in world.enclave.accepted()])
+    world.enclave.abort(0)
+    assert world.enclave.accepted() == []
+
+
+def test_an_upload_between_the_list_and_the_answers_does_not_hold_the_step_up():
+    world = helpers_world()
+    with pytest.raises(RefusedError, match="0 updates in the buffer: helpers answer to no list of fewer than 4"):
+        world.server.list()
+    listed = world.fill()
+    echoes = [helper.echo(listed) for helper in world.helpers]
+    late = world.masked(BUFFER_SIZE)
+    with pytest.raises(RefusedError, match="client 4: the buffer of version 0 is full with 4 updates; upload again"):
+        world.server.masked(late)
+    assert world.server.list() == listed
+    for helper in world.helpers:
+        world.server.answer(helper.answer(echoes))
+    unit = world.policy.unit
+    expected = sum(unit * world.policy.fixed_point.encode(update(i)).astype(int) for i in range(BUFFER_SIZE))
+    assert np.array_equal(world.server.unmask(), expected)
+    world.server.masked(late)  # it is one step staler by now
+    assert world.server.count == 1
 
 
 def test_an_attack_that_works_is_seen():

@@ -108,6 +108,37 @@ def test_noise_is_the_same_wherever_it_is_added(mode):
         assert np.allclose(total - silent.sum(*arguments), noise(arguments[0]), rtol=0, atol=grid)
 
 
+@pytest.mark.parametrize(("mode", "like"), [("plain", "enclave"), ("plain", "helpers"), ("enclave", ""), ("helpers", "")])
+def test_a_grid_too_coarse_for_the_updates_is_said_once(mode, like, capsys):
+    chosen = SecureAggregation(mode, clip=1e6, like=like or mode, **COMMITTEE)
+    said = []
+    buffer = chosen.buffer(61, 4, polynomial(0.0), say=said.append)
+    updates = np.random.default_rng(0).normal(0, 1e-4, (3, 4, 61)).astype(np.float32)
+    updates[0] = 0.0  # nothing to be seen yet
+    for version in range(3):
+        total = buffer.sum(version, [0, 1, 2, 3], [0, 1, 2, 3], [0] * 4, updates[version], [0, 1, 2, 3])
+        assert not total.any()
+        assert len(said) == (version > 0)
+    grid = "0.002" if "enclave" in (mode, like) else "0.25"
+    assert said[0].startswith(f"fedbuff: secure_aggregation.clip=1e+06 makes a grid of {grid}, on which 100% of the")
+    assert "100% of their length is lost" in said[0] and "\n" not in said[0]
+    assert capsys.readouterr().err == ""
+
+
+def test_of_a_grid_that_is_fine_enough_nothing_is_said(capsys):
+    def first(update, clip=1.0):
+        buffer = SecureAggregation("plain", clip).buffer(61, 2, polynomial(0.0))
+        buffer.sum(0, [0, 1], [0, 1], [0, 0], np.stack([update, update]), [0, 1])
+        return capsys.readouterr().err
+
+    usual = np.random.default_rng(0).normal(0, 1e-4, 61).astype(np.float32)
+    sparse, tiny, huge = np.zeros(61, np.float32), np.full(61, 1e-12, np.float32), np.full(61, 1.7e308)
+    sparse[3] = tiny[3] = 0.1  # numbers that are zero anyway, or next to nothing
+    for update in (usual, sparse, tiny, huge):
+        assert first(update) == ""
+    assert first(usual, clip=1e6).count("\n") == 1  # to stderr, if nobody else is told
+
+
 def test_settings_that_make_no_sense_are_refused():
     for wrong in ({"mode": "magic"}, {"clip": 0.0}, {"like": "plain"}, {"dropout": 1.0}, {"max_staleness": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

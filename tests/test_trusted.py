@@ -44,6 +44,23 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 """
 
 
+# runs it on a disk that is full as soon as FULL (a file) is there: half of what is given to the disk is still written
+FULL = """
+import errno, os, sys
+from fedbuff.trusted import main
+write = os.write
+flag, stage = os.environ["FULL"], os.environ["STAGE"]
+def short(file, data):
+    if os.path.exists(flag) and os.path.basename(os.readlink(f"/proc/self/fd/{file}")) == stage:
+        if len(data) < 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[: len(data) // 2]
+    return write(file, data)
+os.write = short
+sys.exit(main(sys.argv[1], sys.argv[2]))
+"""
+
+
 def update(client: int) -> np.ndarray:
     return (np.random.default_rng(client).standard_normal(LENGTH) / 10).astype(np.float32)
 
@@ -196,6 +213,92 @@ def test_killed_outright_it_goes_on_where_it_was(tmp_path):
         trusted.version()
     with TrustedProcess(tmp_path, POLICY) as again:
         assert np.array_equal(finish(again, server), plain(0, 1))
+
+
+def full_disk(tmp_path: Path, monkeypatch, stage: str) -> tuple[TrustedProcess, Path]:
+    """A process whose disk can be filled, where it writes the file `stage`, by touching the path."""
+    full = tmp_path / "full"
+    monkeypatch.setenv("FULL", str(full))
+    monkeypatch.setenv("STAGE", stage)
+    return TrustedProcess(tmp_path / "state", POLICY, command=[sys.executable, "-c", FULL]), full
+
+
+@pytest.mark.parametrize("stage", ["journal", "counter.tmp"])
+def test_what_can_not_be_written_down_is_refused_and_leaves_no_trace(tmp_path, monkeypatch, stage):
+    trusted, full = full_disk(tmp_path, monkeypatch, stage)
+    journal = tmp_path / "state" / "journal"
+    with trusted:
+        server, clients = clients_of(trusted)
+        slots = trusted.issue(range(BUFFER_SIZE))
+        before = journal.read_bytes()
+        work = [client.upload(slot, 0, 0, update(i)) for i, (client, slot) in enumerate(zip(clients, slots, strict=True))]
+        full.touch()
+        for ask in (lambda: trusted.submit([work[0][0]]), lambda: trusted.issue([7]), lambda: trusted.submit([work[1][0]])):
+            with pytest.raises(RefusedError, match=r"nothing was changed, since it can't be written down: No space left"):
+                ask()
+            assert journal.read_bytes() == before
+        assert trusted.accepted() == []
+        full.unlink()  # somebody has tidied up
+        for seed, masked in work:
+            server.seed(seed)
+            server.masked(masked)
+        seeds = server.ready()
+        server.add(seeds, trusted.submit(seeds))
+    with TrustedProcess(tmp_path / "state", POLICY) as again:
+        assert np.array_equal(finish(again, server), plain(0, 1))
+
+
+def test_a_release_that_can_not_be_written_down_is_refused_and_can_be_had_later(tmp_path, monkeypatch):
+    trusted, full = full_disk(tmp_path, monkeypatch, "journal.tmp")
+    with trusted:
+        server = fill(trusted)
+        full.touch()
+        with pytest.raises(RefusedError, match="can't be written down: No space left"):
+            trusted.release(0, server.serials)
+        assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["counter", "journal", "lock", "policy.json"]
+        full.unlink()
+        assert np.array_equal(finish(trusted, server), plain(0, 1))
+
+
+def test_a_release_that_may_have_been_written_down_is_not_answered(tmp_path, monkeypatch, capfd):
+    """The snapshot has replaced the journal and can't be counted: it ends, in one line, and the next process has it."""
+    trusted, full = full_disk(tmp_path, monkeypatch, "counter.tmp")
+    server = fill(trusted)
+    full.touch()
+    with trusted, pytest.raises(ConnectionError, match="start it again"):
+        trusted.release(0, server.serials)
+    said = capfd.readouterr().err
+    assert said == f"{tmp_path / 'state'}: the trusted aggregator's state can't be read or written: No space left on device\n"
+    with TrustedProcess(tmp_path / "state", POLICY) as again:
+        assert again.version() == 1
+        assert np.array_equal(server.unmask(again.release(0, server.serials)), plain(0, 1))
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path):
+    """The kernel's own short write: a part of the record fits, and no more."""
+    code = (
+        "import resource, sys; from fedbuff.trusted import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); sys.exit(main(sys.argv[1], sys.argv[2]))"
+    )
+    issued = 0
+    with TrustedProcess(tmp_path, POLICY, command=[sys.executable, "-c", code]) as trusted:
+        with pytest.raises(RefusedError, match="can't be written down: File too large"):
+            for issued in range(400):
+                trusted.issue([issued])
+        assert issued > 5 and trusted.version() == 0
+    with TrustedProcess(tmp_path, POLICY) as again:
+        assert np.array_equal(finish(again, fill(again)), plain(0, 1))
+
+
+def test_a_state_that_can_not_be_read_is_one_line(tmp_path, capfd):
+    for number, name in enumerate(("journal", "counter", "lock")):
+        folder = tmp_path / str(number)
+        TrustedProcess(folder, POLICY).close()
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        with pytest.raises(RefusedError, match=rf"{folder}: .* can't be read or written: Is a directory \({name}\)"):
+            TrustedProcess(folder, POLICY)
+    assert capfd.readouterr().err == ""
 
 
 def test_with_noise_inside_the_server_gets_sum_plus_noise(tmp_path):

@@ -10,6 +10,8 @@ from fedbuff.privacy.audit import audit
 from fedbuff.privacy.plan import ADJACENCY, MECHANISMS, SAMPLED_ADJACENCY, Plan, plan
 from fedbuff.toml import SettingsError
 
+_MOST = 10_000_000  # server steps: some hundred megabytes, and a second
+
 
 def parser(commands: Any) -> None:
     """`fedbuff privacy` for the command line's own parser."""
@@ -91,6 +93,8 @@ def run_audit(args: argparse.Namespace) -> None:
 def _plan(args: argparse.Namespace, **goal: float | None) -> Plan:
     if args.steps < 1:
         raise SettingsError(f"--steps {args.steps}: expected more than 0")
+    if args.steps > _MOST:
+        raise SettingsError(f"--steps {args.steps}: expected at most {_MOST:,}; the noise of each prefix sum is computed")
     limit = args.max_participations
     if limit is None and args.sampling_rate is None:
         limit = 1

@@ -50,7 +50,10 @@ class TrustedProcess:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "policy.json"
         if not path.exists():
-            _write_whole(path, policy.to_bytes())
+            try:
+                _write_whole(path, policy.to_bytes())
+            except OSError as e:
+                raise RefusedError(f"{path}: {_why(e)}") from e
         run = [sys.executable, "-m", "fedbuff.trusted"] if command is None else command
         self._process = subprocess.Popen([*run, str(folder), str(version)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -156,12 +159,13 @@ def _receive(pipe: IO[bytes]) -> bytes | None:
 
 def main(folder: str, version: str = "0", noise: Noise | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the pipe
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    requests, replies, started = sys.stdin.buffer, sys.stdout.buffer, False
     try:
         policy = TaskPolicy.from_bytes((Path(folder) / "policy.json").read_bytes())
         with Journal(Path(folder)) as journal:
             enclave = opened(journal, policy, int(version), noise)
             _send(replies, Reply("", (policy.id,)).to_bytes())
+            started = True
             while (message := _receive(requests)) is not None:
                 _send(replies, answered(enclave, message).to_bytes())
     except RefusedError as e:
@@ -170,6 +174,14 @@ def main(folder: str, version: str = "0", noise: Noise | None = None) -> int:
         return 2
     except BrokenPipeError:
         return 1
+    except OSError as e:
+        said = f"{folder}: the trusted aggregator's state can't be read or written: {_why(e)}"
+        if started:  # no reply: nobody may take a request for refused that may have been written down
+            print(said, file=sys.stderr)
+        else:
+            with contextlib.suppress(OSError):
+                _send(replies, Reply(said).to_bytes())
+        return 2
     return 0
 
 
@@ -215,7 +227,9 @@ class Journal:
     """Records in FOLDER/journal, the newest number in FOLDER/counter; a snapshot starts the journal anew.
 
     A record is a length, a check sum and the bytes. A tail that is not whole was being written when the process was killed, and
-    nobody was answered for it, so it is cut off.
+    nobody was answered for it, so it is cut off. A record that can't be written, on a full disk, is cut off at once, and its
+    request is refused. Where that can't be (the snapshot has replaced the journal, the counter has moved), the OSError ends the
+    process without an answer, as a kill would: the next one may find one more record than was answered for.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -239,8 +253,7 @@ class Journal:
 
     def read(self) -> tuple[list[bytes], int]:
         """The records since the last snapshot, and the counter."""
-        counter_path, path = self._folder / "counter", self._folder / "journal"
-        counter = int.from_bytes(counter_path.read_bytes(), "big") if counter_path.exists() else 0
+        path, counter = self._folder / "journal", self._counted()
         data = path.read_bytes() if path.exists() else b""
         records, at = [], 0
         while at + 12 <= len(data):
@@ -265,15 +278,42 @@ class Journal:
         framed = struct.pack(">I", len(record)) + _sum(record) + record
         kind, number = struct.unpack(">BQ", record[:9])
         if kind == SNAPSHOT or self._file is None:  # a snapshot: what was before, seeds included, is gone
-            _write_whole(self._folder / "journal", framed)
+            try:
+                _write_whole(self._folder / "journal", framed)
+            except OSError as e:
+                if self._file is None or not self._is_open():
+                    raise
+                raise self._refused(e) from e
             self._open(self._folder / "journal")
+            self._whole = len(framed)
+            self.count(number)
         else:
-            os.write(self._file, framed)
-            os.fsync(self._file)
-        self.count(number)
+            try:
+                _write_all(self._file, framed)
+                os.fsync(self._file)
+                self.count(number)
+            except OSError as e:
+                if self._counted() >= number:
+                    raise
+                os.ftruncate(self._file, self._whole)
+                os.fsync(self._file)
+                raise self._refused(e) from e
+            self._whole += len(framed)
 
     def count(self, number: int) -> None:
         _write_whole(self._folder / "counter", number.to_bytes(8, "big"))
+
+    def _counted(self) -> int:
+        path = self._folder / "counter"
+        return int.from_bytes(path.read_bytes(), "big") if path.exists() else 0
+
+    def _is_open(self) -> bool:
+        """Whether the file that records are added to is still the journal: no snapshot has replaced it."""
+        assert self._file is not None
+        return os.path.samestat(os.fstat(self._file), (self._folder / "journal").stat())
+
+    def _refused(self, error: OSError) -> RefusedError:
+        return RefusedError(f"{self._folder}: nothing was changed, since it can't be written down: {_why(error)}")
 
     def _open(self, path: Path) -> None:
         if self._file is not None:
@@ -285,16 +325,32 @@ def _sum(record: bytes) -> bytes:
     return hashlib.sha256(record).digest()[:8]
 
 
+def _why(error: OSError) -> str:
+    return f"{error.strerror or error}" + (f" ({Path(error.filename).name})" if isinstance(error.filename, str) else "")
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """All of it, or an OSError: one call may write less than it was given."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
 def _write_whole(path: Path, data: bytes) -> None:
     """There whole or not at all, and on the disk."""
     temporary = path.with_name(f"{path.name}.tmp")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(file, data)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    temporary.replace(path)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(file, data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -40,6 +40,7 @@ LIMITS = (
     "one person with two accounts is two clients. Noise is float64 and sums are the model's dtype, not exact arithmetic. "
     "An epsilon of 24 is weak."
 )
+_ACCOUNTABLE = 1e-100, 1e100  # noise multipliers: beyond, their squares leave float64, and an accountant breaks down
 _PROBED = 10_000  # a staleness weight is looked at up to here, and again for every update
 
 
@@ -51,7 +52,7 @@ class Plan:
     buffer_size         K, the constant that sum and noise are divided by
     horizon             server steps planned: no more are released, and a run that ends before has spent less
     max_participations  server steps that one client may contribute to; needed unless cohorts are Poisson-sampled
-    min_separation      between any two of them, |i − j| ≥ b
+    min_separation      between any two of them, |i − j| ≥ b; 1 if cohorts are Poisson-sampled
     sampling_rate       gaussian only: each client is in each cohort with this probability, independently
     restart_every       a new tree or matrix after so many steps, for runs longer than planned: dataclasses.replace(plan,
                         horizon=…, restart_every=plan.horizon)
@@ -75,6 +76,7 @@ class Plan:
         check.one_of(MECHANISMS, mechanism=self.mechanism)
         check.one_of(("exact", "pld", "rdp"), accountant=self.accountant)
         check.number(0, above=True, clip=self.clip, noise_multiplier=self.noise_multiplier)
+        check.number(*_ACCOUNTABLE, noise_multiplier=self.noise_multiplier)
         check.number(0, 1, above=True, below=True, delta=self.delta)
         check.integer(1, buffer_size=self.buffer_size, horizon=self.horizon, min_separation=self.min_separation)
         if self.max_participations is not None:
@@ -96,6 +98,15 @@ class Plan:
                 )
             if self.accountant == "exact":
                 raise ValueError("accountant='exact': there is no formula for sampled cohorts; use 'pld' or 'rdp'")
+            for name, limit, none in (
+                ("max_participations", self.max_participations, None),
+                ("min_separation", self.min_separation, 1),
+            ):
+                if limit != none:
+                    raise ValueError(
+                        f"{name}={limit}, sampling_rate={self.sampling_rate}: a client at its limit is passed over, and the "
+                        f"others are drawn more often than at this rate; leave {name} out, sampling does it"
+                    )
         elif self.max_participations is None:
             sampled = "; amplification by sampling needs a Poisson cohort" if self.mechanism == "gaussian" else ""
             raise ValueError(
@@ -143,11 +154,6 @@ class Plan:
                 "independently with this probability; FedBuff's buffers and cohorts of a fixed size are not. Leave it out, and "
                 "set max_participations"
             )
-        if self.sampling_rate is not None and self.max_participations is not None:
-            raise ValueError(
-                f"sampling_rate={self.sampling_rate}, max_participations={self.max_participations}: a client at its limit is "
-                "passed over, and the others are drawn more often than at this rate; leave one of them out"
-            )
         if self.sampling_rate is None and poisson:
             raise ValueError("cohorts are Poisson-sampled, and the plan does not know it: set sampling_rate")
         if horizon is not None and horizon > self.horizon:
@@ -157,7 +163,7 @@ class Plan:
         """What to multiply an update by: clipped first, then weighted; None if it is not finite, and must be rejected."""
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight={weight:g}: a staleness weight above 1 would undo the clip; expected 0 to 1")
-        clipped = clip_factor(norm(update), self.clip)
+        clipped = clip_factor(norm(update), self.clip, update.dtype)
         return None if clipped is None else clipped * weight
 
     # ── noise ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -260,6 +266,7 @@ class Planned:
     def __init__(self, plan: Plan, stream: streams.Stream, key: str) -> None:
         self.plan = plan
         self._stream, self._key = stream, key
+        self._released: int | None = 0  # server steps, all before this one; None: a state did not say
 
     def increment(self, step: int) -> noise.Noise:
         """The noise to add to the sum of server step 0, 1, 2, …, in float64 and in the units of an update."""
@@ -268,14 +275,21 @@ class Planned:
                 f"step {step}: the plan's horizon is {self.plan.horizon} server steps, and its epsilon is spent then; "
                 "plan for more steps with restart_every"
             )
-        return self._stream.increment(step)
+        increment = self._stream.increment(step)
+        self._released = max(self._released or 0, step + 1)
+        return increment
 
     def state(self) -> tuple[dict[str, noise.Noise], dict[str, Any]]:
         """Everything `restore` needs but the key: arrays, as secret as the key, and facts ready for JSON."""
         arrays, facts = self._stream.state()
-        return arrays, {**facts, "key": self._key, **self._fixed()}
+        begun = {"restart_every": self.plan.restart_every, "released": self._released}
+        return arrays, {**facts, "key": self._key, **self._fixed(), **begun}
 
     def restore(self, arrays: dict[str, noise.Noise], facts: dict[str, Any]) -> None:
+        """Go on from a state, with the same plan or a longer one.
+
+        A state does not know what was released after it was taken: who begins to restart does so at the old horizon.
+        """
         for name, value in self._fixed().items():
             if facts[name] != value:
                 raise ValueError(f"{name}={value}: this run began with {name}={facts[name]}, and its epsilon is for that")
@@ -283,10 +297,25 @@ class Planned:
             raise ValueError(
                 "noise key: this run began with another one; with a new key, its noise would be drawn a second time"
             )
+        released = facts.get("released")  # as restart_every, not in older states: those go on without restarts
+        self._check_restarts(facts.get("restart_every"), released)
         self._stream.restore(arrays, facts)
+        self._released = released
+
+    def _check_restarts(self, before: int | None, released: int | None) -> None:
+        """A tree that was begun stays as it is: restarts may only be added, and not where something was released."""
+        every = self.plan.restart_every
+        if every == before:
+            return
+        if before is None and every is not None and released is not None and every >= released:
+            return
+        began = f"this run began with restart_every={before}"
+        known = "its state does not say how many steps it released" if released is None else f"it released {released} steps"
+        why = f", and {known}; expected {before}" + (f", or {released} or more" if before is None and released else "")
+        raise ValueError(f"restart_every={every}: {began}{why}")
 
     def _fixed(self) -> dict[str, Any]:
-        """What may not change within a run; horizon and restarts may, for one that becomes longer."""
+        """What may not change within a run; the horizon may, and restarts may begin, for one that becomes longer."""
         return {name: getattr(self.plan, name) for name in ("mechanism", "clip", "noise_multiplier", "buffer_size")}
 
 

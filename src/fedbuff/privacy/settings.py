@@ -21,7 +21,7 @@ class Privacy:
     delta                should be well below one over the number of clients
     mechanism            "blt", or the paper's "tree", "tree-honaker"; "gaussian" for Poisson cohorts, or as a rival
     max_participations   server steps that a client may contribute to; not for Poisson cohorts, where sampling does it
-    min_separation       server steps between two of them, |i − j|
+    min_separation       server steps between two of them, |i − j|; not for Poisson cohorts either
     horizon              server steps that the noise is planned for, by default the run's limit; a run ends there
     restart_every        a new tree (or matrix) after so many steps, for a horizon beyond the planned one
     noise                "secure": from a secret key, made for the run; "seeded": from the run's seed, for experiments

@@ -29,8 +29,11 @@ class Code:
         n, u, t = self.helpers, self.recovery, self.privacy
         if not t < u <= n or u > MOST_TERMS:
             raise ValueError(f"helpers={n}, recovery={u}, privacy={t}: expected privacy < recovery <= helpers, recovery <= 64")
-        if 2 * u <= n:  # or else two halves of the committee could answer two different lists
-            raise ValueError(f"helpers={n}, recovery={u}: expected more than half of the helpers to be needed for recovery")
+        if 2 * u - n <= t:  # two lists have 2U − N signers in common: if they all conspire, both lists are answered
+            raise ValueError(
+                f"helpers={n}, recovery={u}, privacy={t}: expected 2 · recovery − helpers > privacy, or else {t} conspiring "
+                f"helpers can have two lists answered; take a recovery of {(n + t) // 2 + 1} or more"
+            )
 
     def width(self, length: int) -> int:
         """How many numbers a share of a mask of `length` numbers has."""
@@ -54,6 +57,15 @@ class Code:
         alphas = tuple(self._alphas()[j] for j in chosen)
         wanted = self._betas()[: self.recovery - self.privacy]
         return field.matmul(_matrix(alphas, wanted), np.stack([shares[j] for j in chosen])).reshape(-1)[:length]
+
+    def agree(self, shares: Mapping[int, Elements]) -> bool:
+        """Whether all shares, those beyond U as well, are values of one polynomial; U shares always are."""
+        chosen, spare = sorted(shares)[: self.recovery], sorted(shares)[self.recovery :]
+        if not spare:
+            return True
+        known, wanted = (tuple(self._alphas()[j] for j in some) for some in (chosen, spare))
+        expected = field.matmul(_matrix(known, wanted), np.stack([shares[j] for j in chosen]))
+        return bool((expected == np.stack([shares[j] for j in spare])).all())
 
     def _betas(self) -> tuple[int, ...]:
         return tuple(range(1, self.recovery + 1))

@@ -7,9 +7,10 @@
 In LightSecAgg every client holds shares of every other; with clients that come and go by the hundred thousand nobody could. So
 a committee of N helpers holds them: our deviation, see docs/secure-aggregation.md.
 
-What stops a server from singling a client out are the checks here. A list has at least K masks, all different, none ever
+What stops a server from singling a client out are the checks here. A list has K masks, all different, none ever
 listed before; weights are recomputed from the policy's table; there is one list per server step. And no helper answers before
-U of them, more than half, have signed for the same list, so that two lists can't both be answered.
+U of them have signed for the same list. Two lists would have 2U − N signers in common, which is more than the T who may
+conspire, so one of them is honest and signs for one list only: two lists can't both be answered.
 """
 
 import struct
@@ -181,6 +182,8 @@ class Helper:
                     f"list: weight {weight} for mask {mask.hex()[:8]}…; the policy's for staleness "
                     f"{listed.version - start} is {policy.weight(start, listed.version):g}"
                 )
+        if len(masks) > policy.buffer_size:  # last: what is wrong in itself is refused for that
+            raise RefusedError(f"list: {len(masks)} masks; the integers have room for a sum of {policy.buffer_size}")
 
     def _signed(self, listed: List) -> Echo:
         blank = Echo(self.number, listed.digest())

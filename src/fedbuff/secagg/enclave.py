@@ -187,6 +187,10 @@ class Enclave:
             raise RefusedError(
                 f"{len(self._accepted)} updates in the buffer: nothing is released below {self.policy.buffer_size}"
             )
+        if len(self._accepted) > self.policy.buffer_size:  # in a journal from before there was a limit
+            raise RefusedError(
+                f"{len(self._accepted)} updates in the buffer: the integers have room for {self.policy.buffer_size}; abort it"
+            )
         words = self._sum.copy()
         if self._noise is not None:
             increment = np.asarray(self._noise(version), np.float64)
@@ -236,6 +240,8 @@ class Enclave:
             raise RefusedError(f"client {slot.client} has no session in this epoch: its first seed must open one")
         key = sealing.subkey(session, seed.slot)
         secret = sealing.unlock(key, seed_info(self.policy.id, self.epoch, seed), seed.locked)
+        if len(self._accepted) + len(taken) >= self.policy.buffer_size:  # last: what is wrong in itself is refused for that
+            raise RefusedError(f"the buffer is full: the integers have room for {self.policy.buffer_size} updates; release it")
         return slot, secret, session
 
     def _may_take_part(self, client: int) -> None:

@@ -23,6 +23,7 @@ FIELD = 1 << 30  # sums mod 2³¹ − 1, read around zero, are below this
 
 # the factor is rounded to float32, and so is each product: this much less, and no product exceeds the exact one
 _SHY = 1.0 - 2.0**-22
+_HUGE, _SMALLER = 2.0**900, 2.0**-200  # lengths that float64 itself is short of room for, and what such updates are taken times
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,20 @@ class FixedPoint:
         """The largest integer that `encode` returns."""
         return math.floor(self.clip * self.scale)
 
-    def encode(self, update: NDArray[np.float32], weight: float = 1.0) -> NDArray[np.int32]:
+    def encode(self, update: NDArray[np.floating], weight: float = 1.0) -> NDArray[np.int32]:
         """The update, clipped to norm `clip`, times `weight` (0 to 1), on the grid: of norm weight · clip · scale at most."""
-        length = norm(update)
+        length, whole = norm(update), 1.0
+        if length > _HUGE:  # of float64, and it may be infinite though no number in it is
+            update, whole = update.astype(np.float64) * _SMALLER, 1.0 / _SMALLER
+            length = norm(update)
         if not math.isfinite(length):
             raise ValueError("the update is not finite")
-        factor = weight * self.scale * (self.clip / length if length > self.clip else 1.0)
+        factor = weight * self.scale * (self.clip / length if length * whole > self.clip else whole)
         if math.frexp(factor)[0] != 0.5:  # a power of two multiplies exactly
             factor *= _SHY
-        return np.multiply(update, np.float32(factor), dtype=np.float32).astype(np.int32)
+        kind = np.result_type(update, np.float32)  # float64 stays what it is: in float32 it could be infinite
+        scaled: NDArray[np.floating] = np.multiply(update, kind.type(factor), dtype=kind)
+        return scaled.astype(np.int32)
 
     def decode(self, total: NDArray[Any], unit: int = 1) -> NDArray[np.float64]:
         """A sum of encoded updates as numbers; `unit` is what a weight of 1 was as an integer."""

@@ -25,7 +25,7 @@ class TaskPolicy:
 
     mode             "enclave" or "helpers"
     length           weights of the model
-    buffer_size      K, and the fewest updates whose sum is ever released
+    buffer_size      K: a sum of fewer is never released, and for a sum of more the integers have no room
     clip, scale      an update's largest norm, and what it is multiplied by to become integers
     weights          s(τ) for τ = 0, 1, …; a staler update is refused. Integers in units of 1/`unit` in helpers mode
     lifetime         of a slot, or of a share that nobody asks for, in seconds (or whatever unit the parties' clock has)

@@ -118,12 +118,21 @@ class CommitteeServer:
         if masked.mask in self._lines or masked.client in self._clients:
             raise RefusedError(f"client {masked.client}: uploaded already")
         weight = int(self.policy.weight(masked.start, self.version))
+        if self.count >= self.policy.buffer_size:  # the integers have no room, and the helpers may have been shown the list
+            raise RefusedError(
+                f"client {masked.client}: the buffer of version {self.version} is full with {self.count} updates; "
+                "upload again after its step"
+            )
         self._sum = field.add(self._sum, field.scale(masked.words.astype(np.uint64), weight))
         self._lines[masked.mask] = masked.start, weight
         self._clients.add(masked.client)
 
     def list(self) -> List:
-        """What to show to all helpers."""
+        """What to show to all helpers: a full buffer, to which nothing is added any more."""
+        if self.count < self.policy.buffer_size:
+            raise RefusedError(
+                f"{self.count} updates in the buffer: helpers answer to no list of fewer than {self.policy.buffer_size}"
+            )
         return List(self.policy.id, self.version, tuple((mask, *line) for mask, line in self._lines.items()))
 
     def answer(self, answer: Answer) -> None:
@@ -136,11 +145,17 @@ class CommitteeServer:
         self._answers[answer.helper] = answer
 
     def unmask(self) -> NDArray[np.int64]:
-        """The weighted sum of the buffer as integers, from any U answers; the next buffer is empty."""
+        """The weighted sum of the buffer as integers, from any U answers; the next buffer is empty.
+
+        Answers beyond U are compared with what the others say theirs should be, so that a wrong one is noticed.
+        """
         code = self.policy.code
         if len(self._answers) < code.recovery:
             raise RefusedError(f"{len(self._answers)} helpers have answered: the masks' sum needs {code.recovery}")
         shares = {helper: answer.words.astype(np.uint64) for helper, answer in self._answers.items()}
+        if not code.agree(shares):
+            names = ", ".join(map(str, sorted(shares)))
+            raise RefusedError(f"the answers of helpers {names} do not fit together: one or more are wrong")
         total = field.to_signed(field.subtract(self._sum, code.decode(shares, self.policy.length)))
         self._sum.fill(0)
         self._lines, self._clients, self._answers = {}, set(), {}

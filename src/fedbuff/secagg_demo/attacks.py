@@ -83,12 +83,16 @@ class HelpersWorld(NamedTuple):
 
     def upload(self, client: int, start: int = 0) -> MaskedElements:
         """A mask shared out, and the masked update at the server."""
+        masked = self.masked(client, start)
+        self.server.masked(masked)
+        return masked
+
+    def masked(self, client: int, start: int = 0) -> MaskedElements:
+        """A mask shared out, and the masked update, not yet at the server."""
         name, secret, shares = self.clients[client].share(start)
         for share in shares:
             self.helpers[share.helper].keep(share, NOW)
-        masked = self.clients[client].upload(name, secret, start, update(client))
-        self.server.masked(masked)
-        return masked
+        return self.clients[client].upload(name, secret, start, update(client))
 
     def fill(self) -> List:
         for client in range(self.policy.buffer_size):
@@ -199,6 +203,13 @@ def early_release() -> Outcome:
     return tried("release below K", "trusted aggregator", world.enclave.state, act)
 
 
+def one_more_update() -> Outcome:
+    world = enclave_world()
+    world.fill()
+    seed = world.upload(BUFFER_SIZE)
+    return tried("an update more than K", "trusted aggregator", world.enclave.state, lambda: world.enclave.submit([seed], NOW))
+
+
 def second_release() -> Outcome:
     world = enclave_world()
     serials = world.fill()
@@ -274,6 +285,21 @@ def singleton_list() -> Outcome:
     return tried("singleton list", "helper", world.helpers[0].state, lambda: world.helpers[0].echo(alone))
 
 
+def longer_list() -> Outcome:
+    world = helpers_world()
+    listed = world.fill()
+    more = world.masked(BUFFER_SIZE)
+    longer = replace(listed, lines=(*listed.lines, (more.mask, 0, int(world.policy.weight(0, 0)))))
+    return tried("an update more than K", "helper", world.helpers[0].state, lambda: world.helpers[0].echo(longer))
+
+
+def upload_after_the_list() -> Outcome:
+    world = helpers_world()
+    world.fill()
+    late = world.masked(BUFFER_SIZE)
+    return tried("an update more than K", "server", world.server.state, lambda: world.server.masked(late))
+
+
 def overlapping_lists() -> Outcome:
     world = helpers_world()
     listed = world.fill()
@@ -292,9 +318,8 @@ def overlapping_lists() -> Outcome:
 def two_lists() -> Outcome:
     world = helpers_world()
     listed = world.fill()
-    for client in range(BUFFER_SIZE, BUFFER_SIZE + 1):
-        world.upload(client)
-    other = replace(world.server.list(), lines=world.server.list().lines[1:])
+    more = world.masked(BUFFER_SIZE)
+    other = replace(listed, lines=(*listed.lines[1:], (more.mask, 0, int(world.policy.weight(0, 0)))))
     shown = [helper.echo(listed) for helper in world.helpers[:2]] + [helper.echo(other) for helper in world.helpers[2:]]
     return tried("two lists at once", "helper", world.helpers[0].state, lambda: world.helpers[0].answer(shown))
 
@@ -349,6 +374,7 @@ ATTACKS: list[Callable[[], Outcome]] = [
     wrong_policy_at_client,
     subset_release,
     early_release,
+    one_more_update,
     second_release,
     weight_by_version,
     same_client_twice,
@@ -357,11 +383,13 @@ ATTACKS: list[Callable[[], Outcome]] = [
     debug_evidence,
     simulated_evidence,
     singleton_list,
+    longer_list,
     overlapping_lists,
     two_lists,
     weight_in_list,
     start_in_list,
     too_few_helpers,
+    upload_after_the_list,
     too_few_echoes,
     tampered_share,
 ]

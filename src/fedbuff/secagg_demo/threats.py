@@ -3,7 +3,7 @@
 ENCLAVE = (
     "Hides each update from the server operator if the enclave and its attestation root are sound and side-channel "
     "free. In this repository the enclave is SIMULATED: a separate process, no hardware protection. The server can "
-    "still learn sums of >= K, can choose who is in a buffer and fill K-1 places with sybils, leaving one honest "
+    "still learn sums of K, can choose who is in a buffer and fill K-1 places with sybils, leaving one honest "
     "client exposed unless DP noise is added inside the enclave or clients are authenticated. Malicious clients can "
     "submit arbitrary updates (no range proof). Availability is not protected."
 )

@@ -17,6 +17,8 @@ the schedule.
 
 import math
 import secrets
+import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -122,18 +124,45 @@ class SecureAggregation:
         version: int = 0,
         noise: Noise | None = None,
         noise_bound: float = 0.0,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> Buffer:
         """The parties, at the model's `version`.
 
         noise         added to the sum: inside the trusted aggregator in mode "enclave", else by the server
         noise_bound   the largest |noise| on a coordinate: room is kept for it in the integers
+        say           told in a line if the grid is too coarse for the first updates
         """
         policy = self.policy(length, buffer_size, weigh, noise is not None, noise_bound)
         if self.mode == "plain":
-            return PlainBuffer(policy, noise)
+            return _Watched(PlainBuffer(policy, noise), say)
         if self.mode == "enclave":
-            return EnclaveBuffer(policy, noise, version, self.dropout, seed)
-        return HelpersBuffer(policy, noise, version, self.dropout, seed)
+            return _Watched(EnclaveBuffer(policy, noise, version, self.dropout, seed), say)
+        return _Watched(HelpersBuffer(policy, noise, version, self.dropout, seed), say)
+
+
+class _Watched:
+    """A buffer, and a look at the first updates that are not zero: whether the grid is too coarse for them."""
+
+    def __init__(self, buffer: Buffer, say: Callable[[str], None]) -> None:
+        self.policy, self._buffer, self._say, self._looked = buffer.policy, buffer, say, False
+
+    def sum(
+        self,
+        version: int,
+        trips: Sequence[int],
+        clients: Sequence[int],
+        staleness: Sequence[int],
+        updates: NDArray[np.floating],
+        rows: Sequence[int],
+    ) -> NDArray[np.float64]:
+        """As `Buffer` says."""
+        total = self._buffer.sum(version, trips, clients, staleness, updates, rows)
+        if not self._looked:
+            first = [updates[row] for row in rows[:10] if updates[row].any()]
+            self._looked = bool(first)
+            if first and (line := _coarse(self.policy, first)):
+                self._say(line)
+        return total
 
 
 class PlainBuffer:
@@ -271,8 +300,8 @@ class HelpersBuffer:
         server = self._server
         if server.version != version:
             raise ValueError(f"version {version}: the next buffer is that of version {server.version}")
-        if any(not math.isfinite(norm(updates[row])) for row in rows):  # before anything is added
-            raise _not_finite(updates, rows) or ValueError
+        if any(not math.isfinite(norm(updates[row])) for row in rows) and (error := _not_finite(updates, rows)):
+            raise error  # before anything is added
         for trip, client, old, row in zip(trips, clients, staleness, rows, strict=True):
             self._upload(trip, client, version - old, updates[row])
         listed = server.list()
@@ -333,6 +362,22 @@ def _within(policy: "TaskPolicy", staleness: Sequence[int]) -> None:
 def _not_finite(updates: NDArray[np.floating], rows: Sequence[int]) -> NotFiniteError | None:
     places = [place for place, row in enumerate(rows) if not np.isfinite(updates[row]).all()]
     return NotFiniteError(places) if places else None
+
+
+def _coarse(policy: "TaskPolicy", updates: Sequence[NDArray[np.floating]]) -> str | None:
+    """What to say if most numbers of these updates become zero on the grid, and not only tiny ones beside large ones."""
+    from fedbuff.norm import norm
+
+    number = policy.fixed_point
+    kept = sum(np.count_nonzero(number.encode(update)) for update in updates)
+    share = 1 - kept / sum(np.count_nonzero(update) for update in updates)
+    if share <= 0.5 or (error := statistics.median(number.error(update) for update in updates)) < 0.01:
+        return None
+    length = statistics.median(norm(update) for update in updates)
+    return (
+        f"fedbuff: secure_aggregation.clip={policy.clip:g} makes a grid of {1 / policy.scale:.2g}, on which {share:.0%} of "
+        f"the first updates' numbers become zero and {error:.0%} of their length is lost; take a clip near {length:.2g}"
+    )
 
 
 def _decoded(policy: "TaskPolicy", total: NDArray[np.int64], noise: Noise | None, version: int) -> NDArray[np.float64]:

@@ -199,7 +199,9 @@ def simulate(
             pool=pool,
             aggregation=aggregation,
             protection=protection,
-            secure=partial(unseen, secure_aggregation, server, len(weights), seed, protection) if secure_aggregation else None,
+            secure=partial(unseen, secure_aggregation, server, len(weights), seed, protection, say)
+            if secure_aggregation
+            else None,
             by_examples=server.weight_by == "examples",
             mixing=server.mixing,
             task=task,
@@ -251,12 +253,18 @@ def time_passes(until: Until, timing: Draw, seed: int, clients: int, task: Task)
 
 
 def unseen(
-    secure: SecureAggregation, server: Server, weights: int, seed: int, protection: Protection | None, version: int
+    secure: SecureAggregation,
+    server: Server,
+    weights: int,
+    seed: int,
+    protection: Protection | None,
+    say: Callable[[str], None],
+    version: int,
 ) -> Buffer:
     """The parties of secure aggregation, from this version on."""
     bound = protection.plan.largest_increment() if protection else 0.0
     noise = protection.noise if protection else None
-    return secure.buffer(weights, server.buffer_size, server.weigh, seed, version, noise, bound)
+    return secure.buffer(weights, server.buffer_size, server.weigh, seed, version, noise, bound, say)
 
 
 def describe(
