@@ -57,7 +57,10 @@ def test_a_worker_on_our_node_writes_where_we_read_and_one_elsewhere_sends(addre
         return results[-1]
 
     monkeypatch.setattr(on_ray, "ray", SimpleNamespace(**{**vars(ray), "get": get}))
-    there = run(SERVERS["fedbuff"], small_task, trips=400, engine="ray", address=address)
+    for _ in range(5):  # on a busy machine an actor may come up when the other has done all the work
+        there = run(SERVERS["fedbuff"], small_task, trips=400, engine="ray", address=address)
+        if {type(result) for result in results} >= {type(None), np.ndarray}:
+            break
     assert any(result is None for result in results)
     assert any(isinstance(result, np.ndarray) for result in results)
     assert same_arrays(there.weights, here.weights)
