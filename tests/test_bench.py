@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fedbuff.bench import measure
-from fedbuff.bench.engine import microseconds_per_trip
+from fedbuff.bench.engine import Case, microseconds_per_trip
 from fedbuff.bench.workloads import WORKLOADS
 
 
@@ -20,7 +20,10 @@ def test_large_is_ten_million_weights():
 
 
 def test_the_engine_can_be_measured_without_training():
-    assert 0 < microseconds_per_trip(concurrency=50, clients=500, weights=20, count=500) < 100_000
+    cases = [Case(concurrency=50, clients=500, weights=20), Case(concurrency=5, clients=500, weights=20)]
+    found = microseconds_per_trip(cases, count=500, rounds=3)
+    assert [len(times) for times in found] == [3, 3]
+    assert all(0 < time < 100_000 for times in found for time in times)
 
 
 def test_bench_prints_ratios_and_keeps_them(fedbuff, tmp_path):

@@ -167,3 +167,28 @@ def test_what_it_can_not_do_is_left_to_python():
     made = {"start": fb.refill(10), "buffer_size": 5, "weigh": fb.polynomial(0.5), "max_staleness": None, "clients": 50}
     made |= {"sizes": Sizes(), "timing": fb.half_normal(1.0), "seed": 0}
     assert type(fastest(**made, availability=fb.windows(24.0, 6.0))) is Plan
+
+
+def scales(rng, count):
+    """Durations of six orders of magnitude: most ends are near, some come many thousand buckets of time later."""
+    return 10 ** rng.uniform(-3, 3, count)
+
+
+def edge(rng, count):
+    """One in 32 takes sixteen times the mean: it ends 4,096 buckets later, the first that is far."""
+    return np.where(np.arange(count) % 32 == 31, 31.0, 1.0)
+
+
+@pytest.mark.parametrize("timing", [scales, edge])
+@pytest.mark.parametrize("concurrency", [1, 7, 60])
+def test_ends_come_in_order_however_far_apart_they_are(concurrency, timing):
+    given = {"start": fb.refill(concurrency), "buffer_size": 3, "clients": 100, "timing": timing, "seed": 1}
+    slow, fast = both({"weigh": fb.polynomial(0.5), "max_staleness": None, "sizes": None, **given})
+    for plan in (slow, fast):
+        plan.begin()
+        plan.run(400)
+    same(slow, fast)
+    fast.restore(json.loads(json.dumps(slow.state())))  # from where all but the nearest are far
+    for plan in (slow, fast):
+        plan.run(600)
+    same(slow, fast)

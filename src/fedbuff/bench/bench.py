@@ -25,6 +25,7 @@ SPEED = ("cifar", "sent140", "celeba", "logistic")
 # of trips per second, at most; nothing is promised of masking a million weights
 COSTS = {"cifar-again": {"tree": 0.10, "blt": 0.10, "enclave": 0.05}, "million": {"tree": 0.10, "blt": 0.10}}
 MANY = 1_000_000  # clients
+ENGINE_TRIPS, ENGINE_ROUNDS = 5_000, 10  # of a turn, and turns for every repeat
 GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logistic": (30.0, 0.8)}
 
 
@@ -124,15 +125,19 @@ def layers(share: float, say: Callable[[str], None]) -> dict[str, dict[str, dict
 
 
 def engine(repeats: int, say: Callable[[str], None]) -> list[dict[str, float]]:
-    """The simulator's own cost per trip, at several concurrencies and numbers of clients."""
-    rows = [{"concurrency": m, "clients": n, "weights": d} for d in (610, 31_594) for m, n in CASES if d == 610 or m >= 1000]
-    found: list[list[float]] = [[] for _ in rows]
-    for _ in range(min(repeats, 3)):
-        for row, times in zip(rows, found, strict=True):
-            times.append(microseconds_per_trip(row["concurrency"], row["clients"], row["weights"], 20_000))
-    for row, times in zip(rows, found, strict=True):
-        say(f"engine at concurrency {row['concurrency']:,} of {row['clients']:,} clients: {median(times):.1f} µs per trip")
-    return [{**row, "microseconds_per_trip": median(times)} for row, times in zip(rows, found, strict=True)]
+    """The simulator's own cost per trip, at several concurrencies and numbers of clients, and relative to the first."""
+    rows = []
+    for weights in dict.fromkeys(case.weights for case in CASES):
+        cases = [case for case in CASES if case.weights == weights]
+        found = microseconds_per_trip(cases, ENGINE_TRIPS, ENGINE_ROUNDS * repeats)
+        for case, times in zip(cases, found, strict=True):
+            relative = median(mine / first for mine, first in zip(times, found[0], strict=True))  # turn by turn
+            rows.append({**case._asdict(), "microseconds_per_trip": median(times), "relative": relative})
+            say(
+                f"engine at concurrency {case.concurrency:,} of {case.clients:,} clients, {weights:,} weights: "
+                f"{median(times):.1f} µs per trip, {relative:.2f} times the first"
+            )
+    return rows
 
 
 def flat(repeats: int, share: float, say: Callable[[str], None]) -> list[dict[str, float]]:
@@ -201,10 +206,10 @@ def tables(result: dict[str, Any]) -> str:
             cells = [f"{100 * lost[way]['lost']:.1f} %{most.get(way, '')}" for way in ways]
             lines += [f"| {name} | {' | '.join(cells)} |"]
     if "engine" in result:
-        lines += ["", "| concurrency | clients | weights | engine, µs per trip |", "|---:|---:|---:|---:|"]
+        lines += ["", "| concurrency | clients | weights | engine, µs per trip | relative |", "|---:|---:|---:|---:|---:|"]
         for row in result["engine"]:
             cells = [f"{row[key]:,}" for key in ("concurrency", "clients", "weights")]
-            lines += [f"| {' | '.join(cells)} | {row['microseconds_per_trip']:.1f} |"]
+            lines += [f"| {' | '.join(cells)} | {row['microseconds_per_trip']:.1f} | {row['relative']:.2f} |"]
     if "flat" in result:
         lines += ["", "| concurrency | clients | logistic regression, µs per trip |", "|---:|---:|---:|"]
         lines += [f"| {r['concurrency']:,} | {r['clients']:,} | {r['microseconds_per_trip']:.1f} |" for r in result["flat"]]

@@ -58,6 +58,59 @@ struct End {
     }
 };
 
+// The ends to come by the number of their bucket. Those of the next NEAR numbers lie in a ring, which is found at once
+// however many there are; the few that come later, in a map.
+struct Buckets {
+    static const i64 NEAR = 4096;
+    std::vector<End> ring[NEAR];
+    std::uint64_t filled[NEAR / 64] = {};  // a bit for each place in the ring that holds something
+    std::map<i64, std::vector<End>> later;
+
+    void put(i64 n, i64 now, const End& end) {  // n > now, the number of the bucket at hand
+        if (n - now >= NEAR) return later[n].push_back(end);
+        i64 place = n % NEAR;
+        ring[place].push_back(end);
+        filled[place / 64] |= std::uint64_t(1) << place % 64;
+    }
+
+    // the first bucket after `now` into `ends`; its number, or -1 if there is none
+    i64 take(i64 now, std::vector<End>& ends) {
+        ends.clear();
+        i64 n = after(now);
+        if (!later.empty() && (n < 0 || later.begin()->first <= n)) {
+            i64 first = later.begin()->first;
+            ends.swap(later.begin()->second);
+            later.erase(later.begin());
+            if (first != n) return first;
+            ends.insert(ends.end(), ring[n % NEAR].begin(), ring[n % NEAR].end());
+            ring[n % NEAR].clear();
+        } else if (n >= 0) {
+            ends.swap(ring[n % NEAR]);  // and what was at hand before leaves its room there
+        } else {
+            return -1;
+        }
+        filled[n % NEAR / 64] &= ~(std::uint64_t(1) << n % NEAR % 64);
+        return n;
+    }
+
+    i64 after(i64 now) const {  // the number of the next bucket in the ring, or -1
+        for (i64 n = now + 1; n < now + NEAR; n += 64 - n % 64)
+            if (std::uint64_t word = filled[n % NEAR / 64] >> n % 64) return n + __builtin_ctzll(word);
+        return -1;
+    }
+
+    template <class F> void each(F f) const {  // in no particular order
+        for (auto& bucket : ring) std::for_each(bucket.begin(), bucket.end(), f);
+        for (auto& bucket : later) std::for_each(bucket.second.begin(), bucket.second.end(), f);
+    }
+
+    void clear() {
+        for (auto& bucket : ring) bucket.clear();
+        std::fill(filled, filled + NEAR / 64, 0);
+        later.clear();
+    }
+};
+
 struct Raised {};  // Python has raised an error while we asked it something
 
 struct Stream {
@@ -72,7 +125,7 @@ struct Plan {
     std::vector<std::uint64_t> busy;             // a bit per client
     i64 busy_count = 0;
     std::vector<i64> failed;                     // sorted
-    std::map<i64, std::vector<End>> buckets;
+    Buckets buckets;
     std::vector<End> ends;                       // the bucket at hand, and what came before it since; sorted
     size_t position = 0;
     i64 number = -1;
@@ -103,20 +156,18 @@ struct Plan {
         if (n <= number)
             ends.insert(std::upper_bound(ends.begin() + position, ends.end(), end), end);
         else
-            buckets[n].push_back(end);
+            buckets.put(n, number, end);
     }
 
     // whether anything will happen at all; if so, ends[position] is next
     bool look() {
         for (;;) {
             if (position == ends.size()) {
-                if (buckets.empty()) return false;
-                auto next = buckets.begin();
-                number = next->first;
-                ends = std::move(next->second);
-                buckets.erase(next);
-                std::sort(ends.begin(), ends.end());
                 position = 0;
+                i64 next = buckets.take(number, ends);
+                if (next < 0) return false;
+                number = next;
+                std::sort(ends.begin(), ends.end());
             }
             const End& end = ends[position];
             if (end.ending == WAKES || f.outcome[end.trip] == IN_FLIGHT) return true;
@@ -316,12 +367,11 @@ double plan_upcoming(Plan* plan) { return plan->look() ? plan->ends[plan->positi
 // the ends to come; how many, if there is no room for them
 i64 plan_ends(Plan* plan, i64 room, double* times, i64* trips, i64* endings) {
     i64 count = i64(plan->ends.size() - plan->position), i = 0;
-    for (auto& bucket : plan->buckets) count += i64(bucket.second.size());
+    plan->buckets.each([&](const End&) { count++; });
     if (count > room) return count;
     auto write = [&](const End& e) { times[i] = e.time, trips[i] = e.trip, endings[i++] = e.ending; };
     for (size_t at = plan->position; at < plan->ends.size(); at++) write(plan->ends[at]);
-    for (auto& bucket : plan->buckets)
-        for (auto& e : bucket.second) write(e);
+    plan->buckets.each(write);
     return count;
 }
 

@@ -9,16 +9,19 @@ using i64 = std::int64_t;
 // out ← Σ weight · row, each product and sum rounded, in the order of the rows, as numpy would; whether all of it is finite
 template <class T>
 static i64 sum_rows(const T* matrix, i64 stride, i64 count, const i64* rows, const double* weights, i64 columns, T* out) {
-    const i64 BLOCK = 1024;  // so that what is summed up stays in the fastest cache
+    const i64 AHEAD = 4, BLOCK = 1024;  // so that what is summed up stays in the fastest cache
     bool finite = true;
     for (i64 at = 0; at < columns; at += BLOCK) {
         const i64 size = std::min(BLOCK, columns - at);
         T* __restrict sum = out + at;
         std::fill(sum, sum + size, T(0));
+        const auto fetch = [&](i64 r) {  // rows were written long ago, and come from afar
+            for (i64 i = 0; r < count && i < size; i += 64 / sizeof(T)) __builtin_prefetch(matrix + rows[r] * stride + at + i);
+        };
+        for (i64 r = 0; r < AHEAD; r++) fetch(r);
         for (i64 r = 0; r < count; r++) {
             const T* __restrict row = matrix + rows[r] * stride + at;
-            if (r + 1 < count)  // it was written long ago, and comes from afar
-                for (i64 i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(matrix + rows[r + 1] * stride + at + i);
+            fetch(r + AHEAD);
             const T weight = T(weights[r]);
             for (i64 i = 0; i < size; i++) sum[i] += row[i] * weight;
         }
