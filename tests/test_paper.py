@@ -19,6 +19,7 @@ from scipy import integrate, stats
 import fedbuff as fb
 from conftest import command
 from fedbuff.core.starting import arrivals, cohort, refill
+from fedbuff.learn.data import Data, data_of
 from fedbuff.paper import (
     cells,
     experiments,
@@ -34,7 +35,6 @@ from fedbuff.paper import (
     table_lrnorm,
     theorem,
 )
-from fedbuff.paper.data import Data, data_of
 from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, aiming, quick
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 import fedbuff as fb
 from conftest import command, same_arrays
@@ -168,3 +170,27 @@ def test_a_fingerprint_is_the_same_in_another_process():
     )
     here = fingerprint(power), fingerprint(Power(0.1)), fingerprint(lambda tau: tau in {"a", "b", 3})
     assert there.stdout.split() == list(here)
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    """Neither one that was interrupted nor one that is finished; one of an earlier version, which did not say, does."""
+
+    def run(labels, **how):
+        clients = [(x, labels(y)) for x, y in fb.tasks.digits(clients=40).clients]
+        task = fb.Task(model=partial(torch.nn.Linear, 64, 10), loss=cross_entropy, clients=clients, evaluate=clients[0])
+        server = fb.Server(start=fb.refill(8), buffer_size=4)
+        return fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(40), out=tmp_path / "run", workers=1, **how)
+
+    first = run(lambda y: y)
+    again = run(lambda y: y, resume=True)
+    assert same_arrays(first.trips, again.trips)
+    with pytest.raises(FolderError, match="holds a run on other data"):
+        run(lambda y: (y + 1) % 10, resume=True)
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(FolderError, match="holds a run on other data"):
+        run(lambda y: (y + 1) % 10, resume=True)
+    (tmp_path / "run" / "data.json").write_text("{")
+    with pytest.raises(FolderError, match=r"data\.json is damaged"):
+        run(lambda y: y, resume=True)
+    (tmp_path / "run" / "data.json").unlink()
+    assert same_arrays(first.trips, run(lambda y: y, resume=True).trips)

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.paper.data import Data
+from fedbuff.learn.data import Data
 from fedbuff.paper.result import NOT_RUN, Number, ratio, spread
 from fedbuff.report.files import FolderError, write_json
 from fedbuff.report.progress import bar

@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedbuff.learn.data import Data, data_of
 from fedbuff.paper import methods
 from fedbuff.paper.cells import Cell
-from fedbuff.paper.data import Data, data_of
 from fedbuff.paper.datasets import Dataset
 from fedbuff.paper.result import Result
 from fedbuff.toml import Table

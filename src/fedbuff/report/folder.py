@@ -22,13 +22,17 @@ Arrays = dict[str, NDArray[Any]]
 class Folder:
     """Writes a run down while it goes on, so that it can be killed at any moment and resumed."""
 
-    def __init__(self, path: Path, settings: toml.Table, needed: int, resume: bool) -> None:
-        """Open `path` for a new run, or to resume one with the same settings; prove that there is room for `needed` bytes."""
+    def __init__(self, path: Path, settings: toml.Table, needed: int, resume: bool, data: str | None = None) -> None:
+        """Open `path` for a new run, or to resume one with the same settings; prove that there is room for `needed` bytes.
+
+        `data` is a digest of what it is run on: a run does not go on with other data.
+        """
         self.path = path
         make_writable_folder(path, needed)
         self._lock = lock(path)
         try:
             self._claim(toml.dumps(settings), resume)
+            self._see_data(data)
         except BaseException:
             self._lock.close()
             raise
@@ -43,6 +47,24 @@ class Folder:
             raise FolderError(f"{self.path} already holds a run: go on with --resume, or choose another --out")
         elif (kept := existing.read_text(encoding="utf-8")) != text:
             raise FolderError(f"{self.path} holds a run with other settings: {_difference(kept, text)}")
+
+    def _see_data(self, data: str | None) -> None:
+        kept = self.path / "data.json"
+        if data is None:
+            return
+        if not kept.exists():
+            if not (self._checkpoint.exists() or self.finished):  # an earlier version's runs did not say
+                write_json(kept, {"digest": data})
+            return
+        try:
+            there = json.loads(kept.read_text(encoding="utf-8"))["digest"]
+        except (OSError, ValueError, TypeError, KeyError) as e:
+            raise FolderError(f"{kept} is damaged ({e!r}): remove it if the data is what it was") from e
+        if there != data:
+            raise FolderError(
+                f"{self.path} holds a run on other data, whose clients have other examples or labels (digest {there}, at hand "
+                f"{data}): choose another --out"
+            )
 
     def __enter__(self) -> "Folder":
         return self

@@ -19,6 +19,7 @@ from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.starting import is_sampled
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
+from fedbuff.learn.data import quick_digest
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
 from fedbuff.privacy.plan import Plan
@@ -168,7 +169,8 @@ def simulate(
         divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
         aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
-            folder = at_the_end.enter_context(Folder(Path(out), tables, _disk_needed(aggregation), resume))
+            needed, data = _disk_needed(aggregation), quick_digest(task)
+            folder = at_the_end.enter_context(Folder(Path(out), tables, needed, resume, data))
             if folder.finished:
                 folder.forget_key()  # it was killed right before
                 return load(folder.path)
