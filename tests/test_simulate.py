@@ -10,7 +10,7 @@ import torch
 import fedbuff as fb
 from conftest import same_arrays
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
-from fedbuff.report.compare import comparison
+from fedbuff.report.compare import comparison, markdown
 
 CLIENT = fb.LocalSGD(lr=0.2, batch_size=4)
 SERVERS = {
@@ -357,6 +357,12 @@ def test_bounds_are_honest_when_only_some_seeds_arrive(small_task):
     assert row["trips"] is None
     assert row["trips_limit"] == 50
     assert row["reached"] == 1
+
+
+def test_one_seed_has_no_spread(small_task):
+    rows = comparison({"ours": [run(SERVERS["fedbuff"], small_task, trips=100, target=0.0)]})
+    assert rows[0]["trips"] == {"mean": 0, "std": None}
+    assert "±" not in markdown(rows)
 
 
 def test_versions_are_dropped_when_no_trip_needs_them(small_task):

@@ -48,7 +48,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
     if any(v is None for v in values):
         return {"mean": None, "std": None}
     numbers = [float(v) for v in values if v is not None]
-    return {"mean": mean(numbers), "std": stdev(numbers) if len(numbers) > 1 else 0.0}
+    return {"mean": mean(numbers), "std": stdev(numbers) if len(numbers) > 1 else None}
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -88,9 +88,9 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plus_minus(spread: Mapping[str, float | None] | None, digits: int) -> str:
-    if spread is None or spread["mean"] is None or spread["std"] is None:
+    if spread is None or spread["mean"] is None:
         return "–"
-    return f"{spread['mean']:,.{digits}f} ± {spread['std']:,.{digits}f}"
+    return f"{spread['mean']:,.{digits}f}" + ("" if spread["std"] is None else f" ± {spread['std']:,.{digits}f}")
 
 
 def _times(row: Mapping[str, Any], first: Mapping[str, Any], cost: str) -> str:

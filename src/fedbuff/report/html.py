@@ -312,7 +312,7 @@ def _together(words: str) -> str:
 def _accuracy(spread: Mapping[str, float | None] | None) -> str:
     if spread is None or spread["mean"] is None:
         return "–"
-    return f"{spread['mean']:.1%}" + (f" ± {100 * spread['std']:.1f}" if spread["std"] else "")
+    return f"{spread['mean']:.1%}" + ("" if spread["std"] is None else f" ± {100 * spread['std']:.1f}")
 
 
 def _settings_tables(groups: Sequence[Group]) -> str:
