@@ -176,3 +176,9 @@ def test_more_workers_than_the_cluster_has_cores_is_a_mistake(address, small_tas
 def test_an_address_without_ray_is_a_mistake(small_task):
     with pytest.raises(ValueError, match="engine='ray'"):
         run(SERVERS["fedbuff"], small_task, address="somewhere:1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "no such host:6379", "127.0.0.1:99999"])
+def test_an_address_that_nobody_answers_at_is_one_line(address, small_task):
+    with pytest.raises(ValueError, match=r"nobody answers there .* HOST:PORT"):
+        run(SERVERS["fedbuff"], small_task, engine="ray", address=address)

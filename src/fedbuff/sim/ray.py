@@ -9,6 +9,7 @@ the result does not change.
 import heapq
 import inspect
 import os
+import socket
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 2  # work that a worker has at hand: one under way, one so that it need not wait
 _DEATHS = 5  # so many workers may die of the same work
+_PATIENCE = 10.0  # seconds that a cluster may take to answer
 
 
 class OnRay:
@@ -54,8 +56,10 @@ class OnRay:
         self._ours = not ray.is_initialized()
         if self._ours:
             quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+            there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
+            if there:
+                _answers(there)
             try:
-                there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
                 ray.init(address=there, **quiet) if there else ray.init(num_cpus=workers, **quiet)
             except (ConnectionError, RuntimeError, ValueError) as e:
                 raise ValueError(f"address={there!r}: could not connect to a Ray cluster there: {e}") from e
@@ -206,6 +210,17 @@ class _Worker:
 
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
         return self._trainer.evaluate(weights, split, start)
+
+
+def _answers(address: str) -> None:
+    """See that somebody is there: Ray itself goes on trying for more than a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto" and the like, which Ray knows what to make of
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError, UnicodeError) as e:
+        raise ValueError(f"address={address!r}: nobody answers there ({e}); is it HOST:PORT of a Ray cluster's head?") from e
 
 
 def _send_by_value(function: Any) -> None:
