@@ -319,7 +319,7 @@ def test_a_table_of_what_was_run_so_far_runs_nothing_and_claims_nothing_more(tmp
     assert shown["FedBuff"] == f"{reached / 1000:.1f}"
     assert shown["FedAvg"] == "> 5.0" and shown["FedAvgM"] == "not run" and shown["FedAvgM / FedBuff"] == "–"
     assert [c["holds"] for c in kept["checks"]] == [False, False]
-    assert "so far: 1 of 10 runs (fedbuff: seed 1); stopped before their end: fedavg 0" in kept["notes"]
+    assert "so far: 1 of 10 runs (fedbuff: seed 1); stopped before their end: fedavg 0, fedprox 0" in kept["notes"]
     with pytest.raises(SettingsError, match="fig-curves needs all"):
         experiments.run_one(experiments.EXPERIMENTS["fig-curves"], asked, request, silent)
 
@@ -716,3 +716,12 @@ def test_fedprox_with_one_local_step_is_fedavg():
     assert methods.tables(DATASETS["sent140"], Path("none"), "fedprox")["name"] == "fedprox"
     with pytest.raises(SettingsError, match="it is FedAvg; tune that"):
         tune_method(cifar, "fedprox", Path("none"))
+
+
+@pytest.mark.parametrize(("sizes", "whose"), [([4, 32], "fedavg"), ([4, 33], "fedprox")])
+def test_data_with_one_local_step_a_client_has_no_runs_of_fedprox_s_own(sizes, whose):
+    """What is at hand of CelebA has five images a person, the paper's twenty; unread, nobody knows."""
+    asked = Ask(DATASETS["celeba"], Path("none"))
+    asked.__dict__["data"] = Data("celeba", sizes, "")
+    assert asked.tables("fedprox")["name"] == whose
+    assert Ask(DATASETS["celeba"], Path("none"), read=False).tables("fedprox")["name"] == "fedprox"

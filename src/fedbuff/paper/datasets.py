@@ -19,7 +19,7 @@ class Dataset:
     clients              of the paper's data
     rate                 trips a second on two cores (fedbuff bench), for estimates
     evaluate_every       trips between evaluations, if not the simulator's choice
-    one_step             every client has fewer examples than a batch, so a trip is one local step
+    one_step             no client has more examples than a batch, so a trip is one local step; data at hand may be so too
     reduced              how a quick version differs from the real one; "" for the real one
     aimed                the target was asked for, and is not the one above
     """

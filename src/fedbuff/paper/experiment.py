@@ -1,7 +1,7 @@
 """What an experiment is: the runs it needs, and what their cells come to."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,18 @@ class Ask:
 
     def tables(self, method: str, **changes: Any) -> Table:
         """The settings of `method` on the dataset; `changes` as in `methods.tables`."""
-        return methods.tables(self.dataset, self.tuned, method, **changes)
+        return methods.tables(self.at_hand, self.tuned, method, **changes)
 
     @property
     def sizes(self) -> list[int]:
         """How many examples each client holds, read from the data."""
         return self.data.sizes
+
+    @property
+    def at_hand(self) -> Dataset:
+        """The dataset as the data here has it, if that may be read: clients may have one local step, and the paper's more."""
+        one_step = self.dataset.one_step or (self.read and max(self.sizes) <= methods.BATCH_SIZE)
+        return replace(self.dataset, one_step=one_step)
 
     @cached_property
     def data(self) -> Data:

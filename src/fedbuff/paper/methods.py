@@ -15,7 +15,7 @@ from fedbuff.toml import SettingsError, Table
 
 TITLES = {"fedbuff": "FedBuff", "fedasync": "FedAsync", "fedavgm": "FedAvgM", "fedavg": "FedAvg", "fedprox": "FedProx"}
 ASYNCHRONOUS = ("fedbuff", "fedasync")
-K = 10
+K, BATCH_SIZE = 10, 32
 
 
 class Rates(NamedTuple):
@@ -98,7 +98,7 @@ def tables(
         "name": method,
         "task": dataset.task,
         "algorithm": {method: arguments},
-        "client": {"lr": found.client * client_scale, "batch_size": 32, "lr_norm": weighting == "lr-norm"},
+        "client": {"lr": found.client * client_scale, "batch_size": BATCH_SIZE, "lr_norm": weighting == "lr-norm"},
         "timing": timing or {"half_normal": {"scale": 1.0}},
         "until": {"accuracy": dataset.target, "trips": dataset.trips},
     }

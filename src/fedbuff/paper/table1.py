@@ -32,7 +32,7 @@ def result(ask: Ask, found: Cells) -> Result:
         pairs,
         "thousand trips to the target",
         checks(trips, times(found["fedavgm"], found["fedbuff"], "trips")) + as_few(ask, trips["fedbuff"]),
-        [same] if ask.dataset.one_step else [],
+        [same] if ask.at_hand.one_step else [],
     )
 
 

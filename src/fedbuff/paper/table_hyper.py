@@ -34,13 +34,13 @@ NAMES = {"client": "η_l", "server": "η_g", "beta": "β", "mu": "μ"}
 def result(ask: Ask, found: Cells) -> Result:
     pairs, notes, budgets = [], [], {}
     for method, title in methods.TITLES.items():
-        ours, theirs = methods.rates(ask.dataset, ask.tuned, method), PAPER[ask.dataset.paper][method]
+        ours, theirs = methods.rates(ask.at_hand, ask.tuned, method), PAPER[ask.dataset.paper][method]
         for name, letter in NAMES.items():
             values = [getattr(rates, name) for rates in (theirs, ours)]
             if values != [None, None]:
                 paper, own = (None if value is None else Number(value) for value in values)
                 pairs.append(Pair(f"{method}-{name}", f"{title} {letter}", paper, own, group="", digits=-1))
-        study = methods.study(ask.tuned / ask.dataset.name / f"{methods.same_as(ask.dataset, method)}.toml")
+        study = methods.study(ask.tuned / ask.dataset.name / f"{methods.same_as(ask.at_hand, method)}.toml")
         if study is not None:
             budgets[method] = (study["trials"], study["trips"])
             reached = "" if study["reached"] else ", not reached: by its accuracy there"
