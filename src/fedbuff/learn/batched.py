@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.flat import Buffers, Flat, as_tensor
 from fedbuff.learn.generator import default_generator
 from fedbuff.learn.kernels import numbers
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
@@ -36,6 +36,7 @@ from fedbuff.learn.twins.step import Step
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
 _TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory
+_AWAY = 0.1  # of their typical size: how far the trial's second version lies from the initial weights
 _CHECKED = 4  # trips that both ways must agree on before the fast one is used
 _LOOKED_AT = 64  # clients, from the first to the last, of whom these trips are, and whose rows the loss is tried on
 _TRIAL_ROWS = 256  # of them
@@ -68,9 +69,7 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
     if reason := why_no_twin(flat.module):
         return reason
     weights = flat.weights()
-    short = replace(
-        sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2 if sgd.steps is None else min(sgd.steps, 2)
-    )  # fmt: skip
+    short = replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2)
     # what the loop can't train either is an error, here and now
     short, expected = _tame(task, short, seed, flat)
     flat.load(weights)
@@ -84,10 +83,10 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
             return None
         # a number that is the larger of two by a hair may be the smaller one after other rounding, and change an update
         # visibly; in double precision it does not happen, so that a difference there is a real one
-        exact = replace(task, model=lambda: task.model().double())
+        exact = replace(task, loss=copy.deepcopy(task.loss).double() if isinstance(task.loss, nn.Module) else task.loss)
         double = Flat(copy.deepcopy(flat.module).double())
         start = double.weights()
-        doubled = one_at_a_time(exact, short, seed, double)(_trial(task, start))
+        doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
         if _agree(found, expected, weights, _FLIPPED) and _agree(_tried(exact, short, seed, double), doubled, start):
@@ -108,7 +107,7 @@ def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[LocalSGD, M
     weights = flat.weights()
     for lr in (max(sgd.lr, 0.1), 1e-3, 1e-5, 1e-7, sgd.lr):
         sgd = replace(sgd, lr=lr)
-        updates = one_at_a_time(task, sgd, seed, flat)(_trial(task, weights))
+        updates = one_at_a_time(task, sgd, seed, flat)(_trial(task, flat))
         flat.load(weights)
         if norms(updates).max() <= 1e3 * np.linalg.norm(weights):  # and not NaN
             break
@@ -123,32 +122,48 @@ def _some(task: Task) -> list[int]:
 
 def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
     """Whether the loss of rows of many clients is the mean of what `row_losses` gives for each."""
-    some = [task.clients[client] for client in _some(task)]
+    every = [tuple(as_tensor(part, like=flat.vector) for part in task.clients[client]) for client in _some(task)]
+    some = [(x, y) for x, y in every if kind_of(x, y) == kind_of(*every[0])]
     each = max(1, _TRIAL_ROWS // len(some))
-    x, y = (torch.cat([as_tensor(part[i][:each], like=flat.vector) for part in some]) for i in (0, 1))
-    training = flat.module.training
+    x, y = (torch.cat([part[i][:each] for part in some]) for i in (0, 1))
+    training, weights, right = flat.module.training, flat.weights(), True
     flat.module.eval()
-    with torch.no_grad(), default_generator():
-        output = flat.module(x)
+    for version in (weights, _elsewhere(flat)):
+        flat.load(version)
+        with torch.no_grad(), default_generator():
+            output = flat.module(x)
+        losses, counted = row_losses(task.loss)(output, y)
+        mean = losses.sum() / (len(losses) if counted is None else counted.sum())
+        whole = task.loss(output, y)
+        near = torch.isclose(mean.double(), whole.double(), rtol=1e-3, atol=1e-6)
+        right = right and (bool(near) or not bool(torch.isfinite(whole)))
+    flat.load(weights)
     flat.module.train(training)
-    losses, counted = row_losses(task.loss)(output, y)
-    mean = losses.sum() / (len(losses) if counted is None else counted.sum())
-    whole = task.loss(output, y)
-    return bool(torch.isclose(mean.double(), whole.double(), rtol=1e-3, atol=1e-6)) or not bool(torch.isfinite(whole))
+    return right
 
 
-def _trial(task: Task, weights: Vector) -> list[Job]:
-    """Trips of two versions, and clients of many examples: a sum is a mean for a client of one."""
-    few = max(1, min(_CHECKED, _TRIAL_WEIGHTS // len(weights)))
+def _trial(task: Task, flat: Flat) -> list[Job]:
+    """Trips of two versions, different clients in one of them, all of many examples: a sum is a mean for a client of one."""
+    few = max(2, min(_CHECKED, _TRIAL_WEIGHTS // len(flat.vector)))
     largest = sorted(_some(task), key=lambda client: -task.examples(client))[:few]
-    versions = weights, weights * weights.dtype.type(1.01)
-    jobs = [Job(trip, client, versions[trip % 2]) for trip, client in enumerate(largest)]
-    return [*jobs, Job(len(jobs), largest[0], versions[0])]
+    clients = [*(largest if len(largest) > 1 else 2 * largest), largest[-1]]
+    versions = flat.weights(), _elsewhere(flat)
+    last = len(clients) - 1
+    return [Job(trip, client, versions[trip % 2 if trip < last else 0]) for trip, client in enumerate(clients)]
+
+
+def _elsewhere(flat: Flat) -> Vector:
+    """Other weights than the initial ones: where those are zero, all rows look alike, and whatever is made of them."""
+    weights, rng = flat.weights(), np.random.default_rng(0)
+    for part in np.split(weights, np.cumsum([p.numel() for p in flat.parameters.values()])[:-1]):
+        typical = float(np.sqrt(np.mean(part * part))) or 1.0
+        part += (_AWAY * typical * rng.standard_normal(len(part))).astype(part.dtype)
+    return weights
 
 
 def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Matrix:
     with default_generator():
-        return batched(task, sgd, seed, flat)(_trial(task, flat.weights()))
+        return batched(task, sgd, seed, flat)(_trial(task, flat))
 
 
 def _agree(found: Matrix, expected: Matrix, weights: Vector, tolerance: float = _TOLERANCE) -> bool:
@@ -234,11 +249,12 @@ class Together:
         self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: torch.dtype | None = None
     ) -> None:
         self.task, self.sgd, self.seed, self.flat, self.device, self.low = task, sgd, seed, flat, device, low
+        flat.buffers.reset()
         self.module, self.current = twin_of(flat, device)
         self.module.train()
         self.loss = row_losses(task.loss)
         self.dtype = flat.weights().dtype
-        self.buffers = [(mine, first) for mine, (_, first) in zip(self.module.buffers(), flat.buffers, strict=True)]
+        self.buffers = Buffers(self.module)
         sizes = [p.numel() for p in flat.parameters.values()]
         self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
         self.current.plain = not self.takes_channels_last()
@@ -254,8 +270,10 @@ class Together:
         mine = updates.dtype == self.dtype and self.device.type == "cpu"
         versions = {id(job.weights): None for job in jobs}
         rank = {version: number for number, version in enumerate(versions)}
-        by_version = sorted(range(len(jobs)), key=lambda i: rank[id(jobs[i].weights)])
         examples = [self.examples(job.client) for job in jobs]
+        kinds = {kind: number for number, kind in enumerate(dict.fromkeys(kind_of(*both) for both in examples))}
+        kind = [kinds[kind_of(*both)] for both in examples]
+        by_version = sorted(range(len(jobs)), key=lambda i: (kind[i], rank[id(jobs[i].weights)]))
         plans = (
             all_batches(
                 self.seed, [job.client for job in jobs], [job.trip for job in jobs], [len(y) for _, y in examples], self.sgd
@@ -263,7 +281,7 @@ class Together:
             if jobs
             else []
         )
-        for part in split(by_version, [len(plan[0]) for plan in plans]):
+        for part in split(by_version, [len(plan[0]) for plan in plans], kind):
             trips = Trips([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
             places = [rows[i] for i in part]
             if mine and self.at_once(trips):
@@ -284,8 +302,7 @@ class Together:
             self.module.train()
 
     def look_at(self, w: Tensor, x: Tensor) -> Tensor:
-        for buffer, original in self.buffers:
-            buffer.copy_(original)
+        self.buffers.reset()
         everyone = [(0, len(x))]
         self.current.step = Step(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x), self.low)
         return self.module(x)  # type: ignore[no-any-return]
@@ -325,8 +342,7 @@ class Together:
         of = torch.tensor(version_of, device=self.device)
         seeds = dropout_seeds(self.seed, [job.client for job in trips.jobs], [job.trip for job in trips.jobs])
         draws = Draws(seeds, self.device)
-        for buffer, original in self.buffers:
-            buffer.copy_(original)
+        self.buffers.reset()
         # without momentum the learning rate goes into the loss, and gradients are steps already
         folded = not sgd.momentum
         velocity = w.new_zeros(0)
@@ -397,12 +413,17 @@ class Trips:
         return torch.cat([x[i] for x, _, i in picked]).to(device), torch.cat([y[i] for _, y, i in picked]).to(device)
 
 
-def split(order: list[int], rows: list[int]) -> list[list[int]]:
-    """The jobs in parts of at most _ROWS rows, or one job."""
+def kind_of(x: Tensor, y: Tensor) -> tuple[torch.Size, torch.Size]:
+    """The shape of an example: those of one batch have the same."""
+    return x.shape[1:], y.shape[1:]
+
+
+def split(order: list[int], rows: list[int], kind: list[int]) -> list[list[int]]:
+    """The jobs in parts of one kind, and of at most _ROWS rows or one job."""
     parts: list[list[int]] = []
     room = 0
     for i in order:
-        if not parts or rows[i] > room:
+        if not parts or rows[i] > room or kind[i] != kind[parts[-1][-1]]:
             parts.append([])
             room = _ROWS
         parts[-1].append(i)

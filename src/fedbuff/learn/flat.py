@@ -30,7 +30,7 @@ class Flat:
         for p, w, g in zip(parts, self._cut(self.vector), self._cut(self.gradient), strict=True):
             p.data, p.grad = w, g
         self._numpy = self.vector.numpy()
-        self.buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # and what they were at first
+        self.buffers = Buffers(module)
 
     def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
         parts = list(self.parameters.values())
@@ -40,8 +40,7 @@ class Flat:
     def load(self, weights: Vector) -> None:
         """Take over these weights; buffers are what they were when the model was made, whatever ran since."""
         self._numpy[:] = weights
-        for buffer, original in self.buffers:
-            buffer.copy_(original)
+        self.buffers.reset()
 
     def weights(self) -> Vector:
         """A copy of the weights."""
@@ -49,9 +48,9 @@ class Flat:
 
     def constants(self) -> dict[str, NDArray[np.generic]]:
         """What the model holds besides weights: frozen parameters, and buffers as they were at first."""
+        self.buffers.reset()
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if name not in self.parameters}
-        names = [name for name, _ in self.module.named_buffers()]
-        return {name: t.numpy().copy() for name, t in [*frozen.items(), *zip(names, (b for _, b in self.buffers), strict=True)]}
+        return {name: t.numpy().copy() for name, t in [*frozen.items(), *self.module.named_buffers()]}
 
     def hold(self, constants: dict[str, NDArray[np.generic]]) -> None:
         """Take over the constants of another copy of the model, whose own were perhaps drawn at random."""
@@ -59,12 +58,24 @@ class Flat:
         with torch.no_grad():
             for name, values in constants.items():
                 own[name].copy_(torch.from_numpy(np.array(values)))
-        self.buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        self.buffers = Buffers(self.module)
 
     def named(self, weights: Vector) -> dict[str, NDArray[np.floating]]:
         """The model's whole state dict with these weights, frozen parameters and buffers included."""
         self.load(weights)
         return {name: np.array(tensor.numpy()) for name, tensor in self.module.state_dict().items()}
+
+
+class Buffers:
+    """A module's buffers, and what they were at first."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        owned = [(owner, name, b) for owner in module.modules() for name, b in owner._buffers.items() if b is not None]
+        self._owned = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in owned]
+
+    def reset(self) -> None:
+        for owner, name, buffer, first in self._owned:
+            owner._buffers[name] = buffer.copy_(first)  # the model's code may have put another in its place
 
 
 def as_tensor(array: object, like: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 It stays as the oracle that every faster way of training must agree with.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,14 @@ def initial_weights(task: Task, seed: int) -> tuple[Flat, Vector]:
         raise ValueError("model: give the function that makes it, e.g. lambda: nn.Linear(8, 3), instead of a model")
     with default_generator() as generator:
         generator.manual_seed(seed_for(seed, "model"))
-        flat = Flat(task.model())
+        flat = Flat(_fresh(task))
     return flat, flat.weights()
+
+
+def _fresh(task: Task) -> torch.nn.Module:
+    """The task's model; of one that the function gives every time, which is the user's own and not for us to train, a copy."""
+    module = task.model()
+    return copy.deepcopy(module) if task.model() is module else module
 
 
 def one_at_a_time(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Train:

@@ -113,6 +113,11 @@ def needed() -> ctypes.CDLL:
     return kernels
 
 
+def room(*shape: int, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Uninitialised numbers as kernels have them, whatever torch's default is."""
+    return torch.empty(shape, dtype=torch.float32, memory_format=memory_format)
+
+
 def ends(ranges: Ranges) -> Places:
     """Where each of some adjacent ranges ends."""
     return numbers([b for _, b in ranges])
@@ -126,7 +131,7 @@ def convolve(
     kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, shape: Shape, flipped: bool = False
 ) -> Tensor:
     """Each group's rows convolved with its own w [group, …] and b [group, …]; images are channels-last, as the result is."""
-    y = torch.empty(len(x), shape.oc, shape.oh, shape.ow, memory_format=torch.channels_last)
+    y = room(len(x), shape.oc, shape.oh, shape.ow, memory_format=torch.channels_last)
     kernels.convolve(
         x.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), y.data_ptr(), len(groups), ends(groups),
         w.stride(0), 0 if b is None else b.stride(0), ctypes.byref(shape), int(flipped),
@@ -149,8 +154,8 @@ def norm_pool(
     n, c = len(x), x.shape[1]
     if gamma is not None and beta is not None and gamma.stride(0) != beta.stride(0):  # one of them is frozen
         gamma, beta = gamma.contiguous(), beta.contiguous()
-    y = torch.empty(n, c, x.shape[2] // pool, x.shape[3] // pool)
-    mean, rstd, where = torch.empty(n, c), torch.empty(n, c), torch.empty(y.numel(), dtype=torch.uint8)
+    y = room(n, c, x.shape[2] // pool, x.shape[3] // pool)
+    mean, rstd, where = room(n, c), room(n, c), torch.empty(y.numel(), dtype=torch.uint8)
     kernels.norm_pool(
         x.data_ptr(), None if gamma is None else gamma.data_ptr(), None if beta is None else beta.data_ptr(), y.data_ptr(),
         mean.data_ptr(), rstd.data_ptr(), where.data_ptr(), len(groups), ends(groups), 0 if gamma is None else gamma.stride(0),
@@ -188,9 +193,9 @@ def lstm(
     """All h, the gates, the h before each step, c and tanh c, each [rows, time, …]; h lies time first in memory, if wished."""
     rows, time, features = x.shape
     hidden = w.shape[2]
-    gates = torch.empty(rows, time, 4 * hidden)
-    before, c, tanh_c = (torch.empty(rows, time, hidden) for _ in range(3))
-    h = torch.empty(time, rows, hidden).transpose(0, 1) if time_first else torch.empty(rows, time, hidden)
+    gates = room(rows, time, 4 * hidden)
+    before, c, tanh_c = (room(rows, time, hidden) for _ in range(3))
+    h = room(time, rows, hidden).transpose(0, 1) if time_first else room(rows, time, hidden)
     kernels.lstm(
         x.data_ptr(), w_in.data_ptr(), gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(),
         before.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), len(groups), ends(groups), w_in.stride(0), w.stride(0),
@@ -244,7 +249,7 @@ class Twisters:
 
         The rows of the i-th range are drawn by the twister whose[i].
         """
-        mask = torch.empty(like.shape)
+        mask = room(*like.shape)
         time = like.shape[1] if time_first else 0
         size = mask.numel() // len(mask)
         self.kernels.draw_masks(
@@ -259,6 +264,6 @@ def twisters_agree() -> bool:
     kernels = library()
     if kernels is None:
         return False
-    expected = torch.empty(1000).bernoulli_(0.3, generator=torch.Generator().manual_seed(12345678901234567))
+    expected = room(1000).bernoulli_(0.3, generator=torch.Generator().manual_seed(12345678901234567))
     found = Twisters(kernels, [12345678901234567]).draw(expected[:, None], 0.3, [0], [(0, 1000)], time_first=False)
     return torch.equal(found[:, 0] != 0, expected != 0)

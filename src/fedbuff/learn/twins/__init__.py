@@ -26,8 +26,16 @@ from fedbuff.learn.twins.step import Current, Slot, Twin
 
 def why_no_twin(module: nn.Module) -> str | None:
     """A sentence why this model can't be trained in batches of clients, or None."""
+    if any(getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS):
+        return "there are hooks for all modules, which would see the rows of many clients"
     for name, part in module.named_modules():
         label = f"{name}: {type(part).__name__}" if name else type(part).__name__
+        if any(getattr(part, f"_{kind}") for kind in _HOOKS):
+            return f"{label} has hooks, which would see the rows of many clients"
+        if "forward" in vars(part):
+            return f"{label} has a forward that was put into this one module, which its twin would not have"
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in part.parameters(recurse=False)):
+            return f"{label} has parameters with hooks, which would see no client's own gradient"
         own = [p for p in part.parameters(recurse=False) if p.requires_grad]
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and type(part) is not nn.Dropout:
             return f"{label} draws its own random numbers for a whole batch; only Dropout can be drawn client by client"
@@ -36,9 +44,6 @@ def why_no_twin(module: nn.Module) -> str | None:
         if type(part) not in _TWINS:
             known = ", ".join(kind.__name__ for kind in _TWINS)
             return f"{label} holds parameters of its own and is not one of {known}"
-        hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
-        if any(hooks):
-            return f"{label} has hooks, which would see the rows of many clients"
         if reason := _TWINS[type(part)].why_not(part):
             return f"{label} {reason}"
     return None
@@ -55,6 +60,7 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
     slots = {
         id(twin): Slot(offsets.get(id(p)), twin) for p, twin in zip(flat.module.parameters(), module.parameters(), strict=True)
     }  # .parameters() names a tied parameter once, and a deep copy keeps the tie
+    unreadable = [(part, {n: _hidden(p) for n, p in part.named_parameters()}) for part in module.modules()]
     current, twins = Current(), dict[int, nn.Module]()
     alive = list(module.modules())  # what was swapped out must live on for a while, or its id would be given to another
 
@@ -94,9 +100,20 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
 
     whole = swapped(module)
     del alive
+    for part, parameters in unreadable:
+        vars(part).update(
+            parameters=lambda recurse=True, found=parameters: iter(found.values()),
+            named_parameters=lambda prefix="", recurse=True, remove_duplicate=True, found=parameters: iter(found.items()),
+        )
     return whole, current
 
 
+def _hidden(parameter: nn.Parameter) -> torch.Tensor:
+    """What a model's own code may see of a parameter: a trained one differs by client, so its shape and kind, but no number."""
+    return parameter.detach().new_tensor(torch.nan).expand(parameter.shape) if parameter.requires_grad else parameter
+
+
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 _TWINS: dict[type[nn.Module], type[Twin]] = {
     nn.Linear: LinearTwin,
     nn.Conv1d: ConvTwin,

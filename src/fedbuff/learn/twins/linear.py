@@ -12,7 +12,7 @@ from fedbuff.learn.kernels import (
     outer_products,
     usable,
 )
-from fedbuff.learn.twins.step import Ranges, Slot, Step, Twin
+from fedbuff.learn.twins.step import Current, Ranges, Slot, Step, Twin
 
 
 def same_length(ranges: Ranges) -> int:
@@ -25,10 +25,11 @@ def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Te
     """Linear, x wᵀ + b, where the rows of each group have their own w [groups, out, in] and b [groups, out]."""
     if len(groups) == 1:
         return F.linear(x, w[0], None if b is None else b[0])
-    if n := same_length(groups):
-        stack, wt = x.view(len(groups), n, -1), w.transpose(1, 2)
-        return (torch.bmm(stack, wt) if b is None else torch.baddbmm(b[:, None], stack, wt)).flatten(0, 1)
     y = x.new_empty(len(x), w.shape[1])
+    if n := same_length(groups):
+        stack, wt, into = x.view(len(groups), n, -1), w.transpose(1, 2), y.view(len(groups), n, -1)
+        _ = torch.bmm(stack, wt, out=into) if b is None else torch.baddbmm(b[:, None], stack, wt, out=into)
+        return y
     for (i, j), wg, bg in zip(groups, w, b if b is not None else [None] * len(w), strict=True):
         _ = torch.mm(x[i:j], wg.t(), out=y[i:j]) if bg is None else torch.addmm(bg, x[i:j], wg.t(), out=y[i:j])
     return y
@@ -75,40 +76,40 @@ def counted(gradient: Tensor) -> Tensor | None:
 
 
 class LinearFunction(torch.autograd.Function):
+    """On rows [n, features]."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
-        ctx.step, ctx.slots = step, (weight, bias)
-        flat = lowered(step, x.reshape(-1, x.shape[-1]))
-        ctx.save_for_backward(flat)
-        ctx.shape, ctx.dtype = x.shape, x.dtype
-        groups = step.times(step.groups, len(flat))
+        ctx.step, ctx.slots, ctx.dtype = step, (weight, bias), x.dtype
+        x = lowered(step, x)
+        ctx.save_for_backward(x)
+        groups = step.times(step.groups, len(x))
         w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
-        return grouped_linear(flat, groups, w, b).to(x.dtype).view(*x.shape[:-1], -1)
+        return grouped_linear(x, groups, w, b).to(ctx.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x,), step, (weight, bias) = ctx.saved_tensors, ctx.step, ctx.slots
-        dy = grads[0].reshape(-1, grads[0].shape[-1])
+        dy = grads[0].contiguous()
         clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
         if weight.offset is not None:
             grouped_outer(lowered(step, dy), x, clients, weight.gradient(step))
         if bias is not None and bias.offset is not None:
-            sums = counted(grads[0])
-            row_sums(
-                dy if sums is None else sums,
-                clients if sums is None else step.times(step.clients, len(sums)),
-                bias.gradient(step),
-            )
+            row_sums(dy, clients, bias.gradient(step))
         dx = None
         if ctx.needs_input_grad[0]:
             w = lowered(step, weight.weights(step)).transpose(1, 2)
-            dx = grouped_linear(lowered(step, dy), groups, w, None).to(ctx.dtype).view(ctx.shape)
+            dx = grouped_linear(lowered(step, dy), groups, w, None).to(ctx.dtype)
         return dx, None, None, None, None
+
+
+def linear(x: Tensor, current: Current, weight: Slot, bias: Slot | None) -> Tensor:
+    """What a linear layer makes of inputs [rows, …, features]; it may be changed in place, as a view from within could not."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    y: Tensor = LinearFunction.apply(rows.contiguous(), current.anchor, current.step, weight, bias)  # type: ignore[no-untyped-call]
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
 
 class LinearTwin(Twin):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = LinearFunction.apply(  # type: ignore[no-untyped-call]
-            x, self.current.anchor, self.current.step, self.slots["weight"], self.slots.get("bias")
-        )
-        return y
+        return linear(x, self.current, self.slots["weight"], self.slots.get("bias"))

@@ -13,7 +13,7 @@ from fedbuff.learn.kernels import (
     usable,
 )
 from fedbuff.learn.twins.dropout import dropout
-from fedbuff.learn.twins.linear import LinearFunction, grouped_linear, grouped_outer, row_sums
+from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, row_sums
 from fedbuff.learn.twins.step import Slot, Step, Twin
 
 
@@ -66,7 +66,7 @@ class RecurrentTwin(Twin):
         if self.kind == "LSTM" and self.hidden % 2 == 0 and step.low is None and usable(x) is not None:
             h, c = _Lstm.apply(x, anchor, step, (from_input, weight), biases, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
-        inputs = LinearFunction.apply(x, anchor, step, from_input, biases[0] if biases else None)  # type: ignore[no-untyped-call]
+        inputs = linear(x, self.current, from_input, biases[0] if biases else None)
         state = tuple(x.new_zeros(len(x), self.hidden) for _ in range(2 if self.kind == "LSTM" else 1))
         outputs: list[Tensor] = []
         times = range(x.shape[1])

@@ -44,7 +44,7 @@ class Slot:
     """Where a parameter lies in the flat vector; a frozen one (offset None) is the same for everyone."""
 
     def __init__(self, offset: int | None, parameter: Tensor) -> None:
-        self.offset, self.shape, self.frozen = offset, parameter.shape, parameter.detach()
+        self.offset, self.shape, self.frozen = offset, parameter.shape, parameter.detach().contiguous()
         self.size = parameter.numel()
 
     def weights(self, step: Step) -> Tensor:
@@ -78,6 +78,9 @@ class Twin(nn.Module):
 
     def __init__(self, layer: nn.Module, slots: dict[str, Slot], current: Current) -> None:
         super().__init__()
+        for name in getattr(layer, "__constants__", ()):  # in_features and the like, which a model's own code may read
+            if hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
         self.slots, self.current = slots, current
         self.setup(layer)
 
