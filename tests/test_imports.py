@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "tune_command",
     },
     "tune_command.py": {"arguments", "settings", "toml", "tune"},
-    "tune.py": {"core", "presets", "report", "settings", "sim", "toml"},
+    "tune.py": {"core", "learn", "presets", "report", "settings", "sim", "toml"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "core/trips.py"]
 

@@ -1,5 +1,6 @@
 """`fedbuff paper`: its numbers are the paper's, its cells come from runs, and what was interrupted goes on."""
 
+import copy
 import json
 import math
 import re
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import fedbuff as fb
 from conftest import command
+from fedbuff import toml
 from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.learn.data import Data, data_of
 from fedbuff.paper import (
@@ -39,6 +42,8 @@ from fedbuff.paper.datasets import DATASETS, DIGITS, SIZES, Dataset, aiming, qui
 from fedbuff.paper.experiment import Ask
 from fedbuff.paper.report import report
 from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, exceeds, lines, ratio
+from fedbuff.paper.table_delays import TIMINGS
+from fedbuff.paper.table_lrnorm import WEIGHTINGS
 from fedbuff.paper.tuning import tune_method, within
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
@@ -725,3 +730,145 @@ def test_data_with_one_local_step_a_client_has_no_runs_of_fedprox_s_own(sizes, w
     asked.__dict__["data"] = Data("celeba", sizes, "")
     assert asked.tables("fedprox")["name"] == whose
     assert Ask(DATASETS["celeba"], Path("none"), read=False).tables("fedprox")["name"] == "fedprox"
+
+
+def some_cells(**reached: int | None) -> list[cells.Cell]:
+    """Cells of these seeds, s0 and so on, and the trips they took to the target; None for more than 15,000."""
+
+    def cell(seed: int, trips: int | None) -> cells.Cell:
+        spent = {"trips": trips or 15_000, "server_steps": 1, "virtual_time": 1.0}
+        to_target = {f"{cost}_to_target": None if trips is None else value for cost, value in spent.items()}
+        curve = {"trips": [0, trips or 15_000], "accuracy": [0.1, 0.9]}
+        return cells.Cell({}, seed, {**spent, **to_target, "stopped_by": "x"}, curve)
+
+    return [cell(int(seed[1:]), trips) for seed, trips in reached.items()]
+
+
+SLOW, LUCKY = some_cells(s0=14_000, s1=14_000, s2=14_000), some_cells(s0=1_000, s1=1_000, s2=None)  # "> 5.7"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("table1", {"fedbuff": SLOW, **dict.fromkeys(("fedasync", "fedavgm", "fedavg", "fedprox"), LUCKY)}),
+        ("table-k", {"k1": SLOW, "k10": SLOW, "k100": LUCKY}),
+        ("table-lrnorm", {f"k{k}-{w}": SLOW if w == "lr-norm" else LUCKY for k in (1, 10, 100) for w in WEIGHTINGS}),
+        *(
+            (name, {"fedavgm": LUCKY} | {f"{m}-{t}": SLOW for m in ("fedbuff", "fedasync") for t in TIMINGS})
+            for name in ("table-delays", "fig-curves")
+        ),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)  # fmt: skip
+def test_nothing_holds_because_one_seed_of_a_rival_did_not_get_there(name, found):
+    asked = Ask(DIGITS, Path("none"), quick=True)
+    assert not any(check.holds for check in experiments.EXPERIMENTS[name].result(asked, found).checks)
+
+
+def test_claims_are_of_the_seeds_that_both_have():
+    ours, theirs = some_cells(s1=4_000), some_cells(s0=10_000, s1=2_000, s2=2_000)
+    asked = Ask(DIGITS, Path("none"), quick=True)
+    for name, found in (
+        ("table1", {"fedbuff": ours, **dict.fromkeys(("fedasync", "fedavgm", "fedavg", "fedprox"), theirs)}),
+        ("table-k", {"k1": ours, "k10": ours, "k100": theirs}),
+        (
+            "table-delays",
+            {"fedavgm": theirs} | {f"{m}-{t}": ours for m in ("fedbuff", "fedasync") for t in TIMINGS},
+        ),
+    ):
+        *first, last = experiments.EXPERIMENTS[name].result(asked, found).checks
+        assert not any(check.holds for check in first) and (name == "table-delays" or not last.holds)
+
+
+def test_so_far_is_complete_when_all_is_there(tmp_path):
+    asked = ask(tmp_path, seeds=(0,))
+    experiments.run_one(table_k.TABLE_K, asked, experiments.Request(tmp_path, workers=1, quiet=True), silent)
+    kept = experiments.run_one(table_k.TABLE_K, asked, experiments.Request(tmp_path, so_far=True), silent)
+    assert not kept["so_far"] and not any("so far" in note for note in kept["notes"])
+
+
+def test_a_run_that_was_killed_while_it_finished_has_got_there(tmp_path):
+    asked, tables = ask(tmp_path), ask(tmp_path).tables("fedbuff")
+    done = cells.measure(tables, 0, tmp_path, asked.data, workers=1, say=silent)
+    next((tmp_path / "cells").iterdir()).unlink()
+    found = cells.so_far(tables, 0, tmp_path, asked.data)
+    assert done.to_target("trips") is not None
+    assert [found.to_target(cost) for cost in ("trips", "virtual_time")] == [
+        done.to_target(cost) for cost in ("trips", "virtual_time")
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"curve": {}}, {"curve": {"trips": [1], "server_steps": [1], "virtual_time": [1], "loss": [1], "accuracy": []}},
+     {"seed": 7}, {"summary": {"trips_to_target": "x"}}, {"summary": {"trips": None}}],
+)  # fmt: skip
+def test_a_cell_that_no_table_can_be_made_of_is_named(change, tmp_path):
+    asked, tables = ask(tmp_path), ask(tmp_path).tables("fedbuff")
+    cells.measure(tables, 0, tmp_path, asked.data, workers=1, say=silent)
+    path = next((tmp_path / "cells").iterdir())
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | ({"summary": kept["summary"] | change["summary"]} if "summary" in change else change)))
+    with pytest.raises(fb.FolderError, match=r"seed0\.json is damaged"):
+        cells.measure(tables, 0, tmp_path, asked.data)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"quick": true}'])
+def test_a_result_that_is_none_is_named(text, fedbuff, tmp_path):
+    (tmp_path / "out" / "table1").mkdir(parents=True)
+    (tmp_path / "out" / "table1" / "cifar10.json").write_text(text)
+    done = fedbuff("paper", "report", "--out", tmp_path / "out", "--page", tmp_path / "page.md", code=2)
+    assert "cifar10.json is damaged" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+RATES = "[algorithm.fedbuff]\nlr = 2.0\n[client]\nlr = 0.5\n"
+
+
+@pytest.mark.parametrize(
+    "text", [f"{RATES}[study]\ntrials = 3\n", f"study = 4\n{RATES}", RATES.replace("lr = 2.0", "lr = 2.0\nbeta = 'x'")]
+)
+def test_tuned_settings_that_are_none_are_named(text, tmp_path):
+    (tmp_path / "settings" / "digits").mkdir(parents=True)
+    (tmp_path / "settings" / "digits" / "fedbuff.toml").write_text(text)
+    with pytest.raises(SettingsError, match=r"fedbuff\.toml: "):
+        experiments.EXPERIMENTS["table-hyper"].result(Ask(DIGITS, tmp_path / "settings"), {})
+
+
+def test_budgets_are_equal_only_with_the_same_ranges_and_target(tmp_path):
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    study = {"trials": 3, "trips": 100, "best": 90.0, "reached": True, "target": 0.9, "ranges": "narrow", "seeds": [1, 2]}
+
+    def holds(**odd):
+        for method in methods.TITLES:
+            own = {"algorithm": {method: {"lr": 1.0}}, "client": {"lr": 1.0}}
+            own["study"] = study | (odd if method == "fedbuff" else {})
+            (folder / f"{method}.toml").write_text(toml.dumps(own))
+        (check,) = experiments.EXPERIMENTS["table-hyper"].result(Ask(DIGITS, tmp_path), {}).checks
+        return check.holds
+
+    assert holds() and not holds(ranges="paper") and not holds(target=0.5) and not holds(trips=200)
+
+
+def test_a_digest_is_of_inputs_and_of_what_the_model_holds_too():
+    def of(first=0.0, vectors=1.0, clients=None):
+        words = torch.nn.Embedding.from_pretrained(torch.full((3, 2), vectors))
+        some = clients or [(np.full((2, 3), first, np.float32), np.array([0, 1]))]
+        model = lambda: torch.nn.Sequential(copy.deepcopy(words), torch.nn.Linear(2, 2))  # noqa: E731
+        return data_of(fb.Task(model=model, loss=torch.nn.functional.cross_entropy, clients=some, evaluate=some[0]))
+
+    assert of() == of() and of().labels == of(first=1.0).labels
+    assert len({of().digest, of(first=1.0).digest, of(vectors=2.0).digest}) == 3
+
+    class Augmented:
+        """Inputs that are never the same."""
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, client):
+            if client:
+                raise IndexError(client)
+            return np.random.default_rng().normal(size=(2, 3)), np.array([0, 1])
+
+    assert of(clients=Augmented()).digest == of(clients=Augmented()).digest

@@ -321,12 +321,32 @@ def test_a_study_of_other_settings_is_not_gone_on_with(small, fedbuff):
 
 def test_paper_tune_keeps_what_a_table_needs(fedbuff, tmp_path):
     how = ("paper", "tune", "--dataset", "digits", "--trials", 2, "--trips", 400, "--out", "r", "--quiet")
-    assert "settings: r/settings/digits/fedprox.toml" in fedbuff(*how, "--method", "fedprox").stdout
-    kept = tomllib.loads((tmp_path / "r" / "settings" / "digits" / "fedprox.toml").read_text())
-    assert set(kept["algorithm"]["fedprox"]) == {"lr", "mu"}
+    assert "settings: r/settings/digits/fedavgm.toml" in fedbuff(*how, "--method", "fedavgm").stdout
+    kept = tomllib.loads((tmp_path / "r" / "settings" / "digits" / "fedavgm.toml").read_text())
+    assert set(kept["algorithm"]["fedavgm"]) == {"lr", "beta"}
     assert (kept["study"]["trials"], kept["study"]["trips"], kept["study"]["seeds"]) == (2, 400, [100, 101])
     fedbuff(*how, "--method", "fedbuff", "--buffer-size", 40)
     assert (tmp_path / "r" / "settings" / "digits" / "fedbuff-k40.toml").is_file()
     table = fedbuff("paper", "table-hyper", "--dataset", "digits", "--out", "r").stdout
-    assert "FedProx: the best of 2 trials of at most 400 trips" in " ".join(table.split())
+    assert "FedAvgM: the best of 2 trials of at most 400 trips" in " ".join(table.split())
     assert "DOES NOT HOLD: every method was tuned with the same budget" in table
+
+
+def test_trips_are_counted_to_one_target(small, fedbuff, tmp_path):
+    done = fedbuff("tune", small, "--set", "target=0.3", "--trials", 1, "--out", tmp_path / "study", code=2)
+    assert "target = 0.3, until.accuracy = 0.6: trips are counted to one; give one" in done.stderr
+
+
+def test_a_study_does_not_go_on_with_other_data(tmp_path):
+    study = tmp_path / "study"
+    tune(SMALL, study, trials=1)
+    kept = json.loads((study / "data.json").read_text())
+    (study / "data.json").write_text(json.dumps({"digest": "another"}))
+    with pytest.raises(SettingsError, match="holds a study on other data"):
+        tune(SMALL, study, trials=1)
+    (study / "data.json").write_text("[")
+    with pytest.raises(SettingsError, match=r"data\.json is damaged"):
+        tune(SMALL, study, trials=1)
+    (study / "data.json").unlink()
+    assert tune(SMALL, study, trials=1)["trials"] == 1, "an earlier version's studies do not say"
+    assert len(kept["digest"]) == 12

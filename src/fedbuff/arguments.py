@@ -1,6 +1,7 @@
 """Arguments that several commands of the command line share, and what becomes of them."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,9 @@ def changed(tables: Table, args: argparse.Namespace) -> Table:
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Refuse arguments of these names that are 0 or less."""
+    """Refuse arguments of these names that are 0 or less, or no finite numbers."""
     for name in names:
-        if (value := getattr(args, name.replace("-", "_"))) is not None and value <= 0:
+        if (value := getattr(args, name.replace("-", "_"))) is not None and not 0 < value < math.inf:
             raise SettingsError(f"--{name} {value}: expected more than 0")
 
 

@@ -123,13 +123,15 @@ class Settings:
 
     def run(self, **how: Any) -> Run:
         """Simulate; `how` are those arguments of `simulate` that don't change the result: out, resume, progress, …"""
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "server", "name", "deploy")}
+        return simulate(self.server, self.load_task(), algorithm=self.name, **parts, **how)
+
+    def load_task(self) -> Task:
         make, arguments = self.task
         try:
-            task = make(**arguments)
+            return make(**arguments)
         except ValueError as e:
             raise SettingsError(f"task.{make.__name__}: {e}") from e
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "server", "name", "deploy")}
-        return simulate(self.server, task, algorithm=self.name, **parts, **how)
 
     def tables(self) -> Table:
         """Every setting, defaults included, as a run's settings.toml has it."""

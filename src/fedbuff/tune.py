@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from fedbuff import settings, toml
 from fedbuff.core import check
 from fedbuff.core.random import seed_for
+from fedbuff.learn.data import data_of
 from fedbuff.presets import PRESETS
 from fedbuff.report.files import lock, write_json, write_text
 from fedbuff.sim.simulation import Status
@@ -216,8 +217,23 @@ def opened(out: Path, tables: Table, space: Space) -> Iterator[Path]:
             raise SettingsError(f"{out} holds a study of other settings or ranges; choose another --out, or remove it")
         database = (out / "study.db").resolve()
         check_whole(database)
+        check_data(out / "data.json", tables, begun=kept.exists())
         write_text(kept, text)
         yield database
+
+
+def check_data(kept: Path, tables: Table, begun: bool) -> None:
+    """Refuse to go on with a study on other data; one that does not say which it was is trusted."""
+    if begun and not kept.exists():
+        return
+    digest = data_of(settings.from_tables(tables).load_task()).digest
+    try:
+        there = json.loads(kept.read_text(encoding="utf-8"))["digest"] if kept.exists() else digest
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise SettingsError(f"{kept} is damaged ({e!r}): remove it if the data is what it was") from e
+    if there != digest:
+        raise SettingsError(f"{kept.parent} holds a study on other data ({there}, at hand {digest}); choose another --out")
+    write_json(kept, {"digest": digest})
 
 
 def check_whole(database: Path) -> None:
@@ -372,6 +388,8 @@ def shortfall(accuracy: float, target: float) -> float:
 def budget(experiment: settings.Settings) -> tuple[float, int]:
     """Target and trips of a trial."""
     target, trips = experiment.until.accuracy or experiment.target, experiment.until.trips
+    if experiment.target is not None and experiment.target != target:
+        raise SettingsError(f"target = {experiment.target:g}, until.accuracy = {target:g}: trips are counted to one; give one")
     if not target:
         raise SettingsError("until.accuracy: missing; tuning needs a target to count the trips to")
     if trips is None:

@@ -48,7 +48,7 @@ def bench(
     if "layers" in workloads:
         result["layers"] = layers(share, say)
     if "engine" in workloads:
-        result["engine"] = engine(repeats, say)
+        result["engine"] = engine(repeats, share, say)
     if "flat" in workloads:
         result["flat"] = flat(repeats, share, say)
     return result
@@ -124,12 +124,12 @@ def layers(share: float, say: Callable[[str], None]) -> dict[str, dict[str, dict
     return lost
 
 
-def engine(repeats: int, say: Callable[[str], None]) -> list[dict[str, float]]:
+def engine(repeats: int, share: float, say: Callable[[str], None]) -> list[dict[str, float]]:
     """The simulator's own cost per trip, at several concurrencies and numbers of clients, and relative to the first."""
     rows = []
     for weights in dict.fromkeys(case.weights for case in CASES):
         cases = [case for case in CASES if case.weights == weights]
-        found = microseconds_per_trip(cases, ENGINE_TRIPS, ENGINE_ROUNDS * repeats)
+        found = microseconds_per_trip(cases, ENGINE_TRIPS, max(1, round(ENGINE_ROUNDS * repeats * share)))
         for case, times in zip(cases, found, strict=True):
             relative = median(mine / first for mine, first in zip(times, found[0], strict=True))  # turn by turn
             rows.append({**case._asdict(), "microseconds_per_trip": median(times), "relative": relative})

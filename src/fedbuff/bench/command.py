@@ -33,7 +33,7 @@ def bench(args: argparse.Namespace) -> None:
     from fedbuff.sim.workers import cores
 
     parts = (*SPEED, "large", "layers", "engine", "flat")
-    chosen = args.only.split(",") if args.only else parts
+    chosen = parts if args.only is None else args.only.split(",")
     for name in chosen:
         if name not in parts:
             raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")

@@ -1,19 +1,24 @@
 """Argument checks: the keyword is the name in the message, `buffer_size=0: expected an integer >= 1`."""
 
 import dataclasses
+import inspect
 import math
+import reprlib
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
+_LONG = 100  # characters
+_SHOWN = reprlib.Repr()  # does not look at all of a long list
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = _LONG
 
 
 def integer(at_least: int, /, **values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
-            raise ValueError(f"{name}={value!r}: expected an integer >= {at_least}")
+            raise ValueError(f"{name}={shown(value)}: expected an integer >= {at_least}")
 
 
 def number(low: float, high: float = math.inf, /, *, above: bool = False, below: bool = False, **values: Any) -> None:
@@ -25,20 +30,65 @@ def number(low: float, high: float = math.inf, /, *, above: bool = False, below:
             bounds += [f"{'<' if below else '<='} {high:g}"] if math.isfinite(high) else []
             endless = not bounds or (isinstance(value, Real) and math.isinf(value))
             kind = "finite number" if endless else "number"
-            raise ValueError(f"{name}={value!r}: expected a {' '.join([kind, ' and '.join(bounds)]).strip()}")
+            raise ValueError(f"{name}={shown(value)}: expected a {' '.join([kind, ' and '.join(bounds)]).strip()}")
 
 
 def one_of(allowed: tuple[str, ...], /, **values: Any) -> None:
     for name, value in values.items():
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{name}={shown(value)}: expected one of {', '.join(map(repr, allowed))}")
 
 
 def fits(fit: bool, expected: str, /, **values: Any) -> None:
     """For what is neither a number nor a word: `until=100: expected …`."""
     for name, value in values.items():
         if not fit:
-            raise ValueError(f"{name}={value!r}: expected {expected}")
+            raise ValueError(f"{name}={shown(value)}: expected {expected}")
+
+
+def instance(kind: Any, expected: str, /, **values: Any) -> None:
+    """An object of this class, or of one of these: `task=None: expected …`."""
+    for name, value in values.items():
+        fits(isinstance(value, kind), expected, **{name: value})
+
+
+def able(method: str, expected: str, /, **values: Any) -> None:
+    """An object with this method, whatever its class; the class itself is a mistake, `timing=half_normal` without brackets."""
+    for name, value in values.items():
+        fits(hasattr(value, method) and not isinstance(value, type), expected, **{name: value})
+
+
+def function(count: int, expected: str, /, **values: Any) -> None:
+    """A function of so many arguments, which the class of such functions is not."""
+    able("__call__", expected, **values)
+    takes(count, expected, **values)
+
+
+def takes(count: int, expected: str, /, **values: Any) -> None:
+    """What can be called with so many arguments, as far as it says."""
+    for name, value in values.items():
+        fits(callable(value), expected, **{name: value})
+        try:
+            signature = inspect.signature(value, follow_wrapped=False)
+        except (TypeError, ValueError):  # not every function has one
+            continue
+        try:
+            signature.bind(*range(count))
+        except TypeError as e:
+            raise ValueError(
+                f"{name}={shown(value)}: can't be called with {count or 'no'} arguments ({e}); expected {expected}"
+            ) from e
+
+
+def shown(value: Any) -> str:
+    """What was given, in one line that ends; of a dataclass field by field, as one may hold a million clients."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{f.name}={_SHOWN.repr(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        text = f"{type(value).__name__}({', '.join(parts)})"
+    else:
+        text = _SHOWN.repr(value)
+    text = " ".join(line.strip() for line in text.splitlines())
+    return text if len(text) <= _LONG else f"{text[:_LONG]}…"
 
 
 def plain(part: T) -> T:

@@ -77,20 +77,15 @@ class Server:
         protection: Protection | None = None,
         sealed: bool = False,
     ) -> None:
-        check.integer(1, buffer_size=buffer_size)
+        check_settings(start, buffer_size, weigh, max_staleness)
+        check.able("step", "what takes a server step, e.g. sgd(1.0)", optimizer=optimizer)
         check.integer(0, seed=seed)
         check.one_of(("uniform", "examples"), weight_by=weight_by)
-        if max_staleness is not None:
-            check.integer(0, max_staleness=max_staleness)
+        check.instance(bool, "True or False", mixing=mixing)
         if weight_by == "examples" and is_sampled(start):
             raise ValueError(
                 "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"
             )
-        check.fits(
-            callable(weigh) and not isinstance(weigh, type), "a function of staleness, e.g. polynomial(0.5)", weigh=weigh
-        )
-        made = hasattr(optimizer, "step") and not isinstance(optimizer, type)
-        check.fits(made, "what takes a server step, e.g. sgd(1.0)", optimizer=optimizer)
         self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
         self.buffer_size = int(buffer_size)
         self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
@@ -365,6 +360,15 @@ class Server:
             f"trip {trip!r} is not in flight (version {self.version}, {len(self._book.in_flight)} trips in flight); "
             "was it reported twice, or cancelled?",
         )
+
+
+def check_settings(start: StartingRule, buffer_size: int, weigh: Weigh, max_staleness: int | None) -> None:
+    """Refuse what can't be a server's, with or without training."""
+    check.able("wanted", "when trips start, e.g. fedbuff.refill(concurrency=100)", start=start)
+    check.integer(1, buffer_size=buffer_size)
+    check.function(1, "a function of staleness, e.g. polynomial(0.5)", weigh=weigh)
+    if max_staleness is not None:
+        check.integer(0, max_staleness=max_staleness)
 
 
 def _different(clients: Sequence[Hashable]) -> Sequence[Hashable]:

@@ -1,41 +1,67 @@
 """Which data a run is of: settings name a dataset, not the files that were there."""
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff.learn.task import Task
 
-_SOME = 200  # clients whose labels are looked at,
+_SOME = 200  # clients that are looked at,
 _FEW = 32  # and at the start of every run
+Constants = Mapping[str, NDArray[Any]]
 
 
 class Data(NamedTuple):
-    """A task's own name, how many examples each client holds, and a digest of these and of some clients' labels."""
+    """A task's own name, how many examples each client holds, and a digest of these, of some clients' examples and of what a
+    model holds besides weights, such as word vectors.
+
+    labels   the same of sizes and labels only, as the earliest cells of `fedbuff paper` have it
+    """
 
     name: str
     sizes: list[int]
     digest: str
+    labels: str = ""
 
 
 def data_of(task: Task) -> Data:
+    from fedbuff.learn.local import initial_weights  # not before: it needs torch
+
     sizes = task.sizes() or [task.examples(client) for client in range(len(task.clients))]
-    return Data(task.name, sizes, _digest(task, sizes, _SOME))
+    some = _spread(len(task.clients), _SOME)
+    constants = initial_weights(task, 0)[0].constants()
+    return Data(task.name, sizes, _digest(task, sizes, some, constants), _labels(task, sizes, some))
 
 
-def quick_digest(task: Task) -> str:
-    """The same digest of less, for tasks that make up millions of clients as they are asked for."""
+def quick_digest(task: Task, constants: Constants) -> str:
+    """The digest of fewer clients, for tasks that make up millions of them as they are asked for."""
     few = _spread(len(task.clients), _FEW)
-    return _digest(task, [len(task.clients), *(task.examples(client) for client in few)], _FEW)
+    return _digest(task, [len(task.clients), *(task.examples(client) for client in few)], few, constants)
 
 
-def _digest(task: Task, sizes: Sequence[int], count: int) -> str:
+def _labels(task: Task, sizes: Sequence[int], clients: Sequence[int]) -> str:
     seen = hashlib.sha256(np.asarray(sizes, np.int64).tobytes())
-    for client in _spread(len(task.clients), count):
+    for client in clients:
         seen.update(np.ascontiguousarray(task.clients[client][1], np.float64).tobytes())
     return seen.hexdigest()[:12]
+
+
+def _digest(task: Task, sizes: Sequence[int], clients: Sequence[int], constants: Constants) -> str:
+    seen = hashlib.sha256(_labels(task, sizes, clients).encode())
+    for client in clients:
+        inputs, again = (_bytes(task.clients[client][0]) for _ in range(2))
+        seen.update(inputs if inputs == again else b"")  # augmented at random, perhaps: they are never the same
+    for name in sorted(constants):
+        seen.update(name.encode() + _bytes(constants[name]))
+    return seen.hexdigest()[:12]
+
+
+def _bytes(values: Any) -> bytes:
+    array = np.ascontiguousarray(values)
+    return b"" if array.dtype.hasobject else f"{array.dtype} {array.shape}".encode() + array.tobytes()
 
 
 def _spread(clients: int, count: int) -> list[int]:

@@ -32,6 +32,7 @@ class mlp:
 
     def __post_init__(self) -> None:
         check.number(0, 1, dropout=self.dropout)
+        check.instance(tuple | list, "the widths of the layers between, e.g. (64,)", hidden=self.hidden)
         for width in self.hidden:
             check.integer(1, hidden=width)
 

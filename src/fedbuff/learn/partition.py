@@ -109,7 +109,28 @@ def by_key(keys: Sequence[Any]) -> list[Indices]:
 
 def split_examples(x: NDArray[Any], y: NDArray[Any], parts: Sequence[Indices]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """The clients of a task: (inputs, labels) for each part."""
-    return [(x[part], y[part]) for part in parts]
+    if len(x) != len(y):
+        raise ValueError(f"split_examples: {len(x)} inputs and {len(y)} labels; expected as many of both")
+    check.able("__iter__", "the indices of each client's examples, e.g. fedbuff.by_key(accounts)", parts=parts)
+    # as arrays what is not indexed by position: lists, and series of pandas
+    x, y = (np.asarray(rows) if isinstance(rows, Sequence) or hasattr(rows, "to_numpy") else rows for rows in (x, y))
+    chosen = (_indices(part, len(y), client) for client, part in enumerate(parts))
+    return [(x[rows], y[rows]) for rows in chosen]
+
+
+def _indices(part: Any, examples: int, client: int) -> Any:
+    """A part as it can index; an index below 0 is a mistake, which numpy would count from the end."""
+    if isinstance(part, slice):
+        return part
+    rows = np.asarray(part)
+    if rows.dtype == bool and rows.shape == (examples,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
+        raise ValueError(f"parts[{client}]: expected a row of indices, got {rows.dtype}{list(rows.shape)}")
+    wrong = rows[(rows < 0) | (rows >= examples)]
+    if len(wrong):
+        raise ValueError(f"parts[{client}]: index {wrong[0]}; expected 0 to {examples - 1}")
+    return rows.astype(np.int64, copy=False)
 
 
 def some_of_each(owners: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:

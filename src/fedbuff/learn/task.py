@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedbuff.core import check
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,20 +49,29 @@ class Task:
     settings: Mapping[str, Any] | None = None  # its table in a settings file, where it can be made from one
 
     def __post_init__(self) -> None:
+        check.takes(0, "a function that makes it, e.g. lambda: nn.Linear(8, 3)", model=self.model)
         if isinstance(self.loss, type):
             raise ValueError(f"loss={self.loss.__name__}: is a class; give an instance of it, or a function")
+        check.function(2, "a function of output and label, e.g. torch.nn.functional.cross_entropy", loss=self.loss)
+        if self.accuracy is not None:
+            check.function(2, "a function of output and label, or None", accuracy=self.accuracy)
+        check.instance(str, "a string", name=self.name)
         if not isinstance(self.evaluate, Mapping) and not (isinstance(self.evaluate, tuple | list) and len(self.evaluate) == 2):
             raise ValueError("evaluate: expected held-out (inputs, labels), or a dict of several such splits")
+        counted = hasattr(self.clients, "__len__") and hasattr(self.clients, "__getitem__")
+        named = isinstance(self.clients, Mapping) and set(range(len(self.clients))) != self.clients.keys()
+        check.fits(counted and not named, "a sequence of (inputs, labels), e.g. a list", clients=self.clients)
         if len(self.clients) == 0:
             raise ValueError("clients: a task needs at least one client")
-        if not self.splits or any(len(x) != len(y) or len(y) == 0 for x, y in self.splits.values()):
-            raise ValueError("evaluate: expected at least one split, with as many inputs as labels, at least one of them")
+        if not self.splits:
+            raise ValueError("evaluate: expected at least one split")
+        for split, examples in self.splits.items():
+            if not isinstance(split, str):
+                raise ValueError(f"evaluate: a split is called {check.shown(split)}; expected a string, e.g. 'test'")
+            _check_examples(examples, "evaluate, {}", split)
         if isinstance(self.clients, list | tuple):
-            for client, (x, y) in enumerate(self.clients):
-                if len(x) != len(y) or len(y) == 0:
-                    raise ValueError(
-                        f"clients[{client}]: {len(x)} inputs and {len(y)} labels; expected as many of both, at least one"
-                    )
+            for client, examples in enumerate(self.clients):
+                _check_examples(examples, "clients[{}]", client)
 
     @property
     def splits(self) -> Mapping[str, Examples]:
@@ -76,3 +87,14 @@ class Task:
         """How many examples a client holds."""
         count = getattr(self.clients, "examples", None)
         return int(count(client)) if count is not None else len(self.clients[client][1])
+
+
+def _check_examples(examples: Any, where: str, which: object) -> None:
+    """Inputs, and as many labels."""
+    try:
+        x, y = examples
+        inputs, labels = len(x), len(y)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where.format(which)}: expected (inputs, labels), got {check.shown(examples)}") from None
+    if inputs != labels or labels == 0:
+        raise ValueError(f"{where.format(which)}: {inputs} inputs and {labels} labels; expected as many of both, at least one")

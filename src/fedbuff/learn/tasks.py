@@ -4,7 +4,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from operator import itemgetter
@@ -33,6 +33,10 @@ from fedbuff.learn.task import Task
 
 Split = iid | dirichlet | shards
 P = ParamSpec("P")
+_CHOICES = {  # how many arguments each takes, and what it is
+    "split": (3, "how examples are shared out, e.g. fedbuff.dirichlet(0.1)"),
+    "model": (2, "what is trained, e.g. fedbuff.models.mlp((64,))"),
+}
 _CLASSES = 100_000  # are believed, however few the examples: a vocabulary may have so many words
 
 
@@ -42,9 +46,17 @@ def recorded(make: Callable[P, Task]) -> Callable[P, Task]:
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> Task:
         arguments = inspect.signature(make).bind(*args, **kwargs).arguments
+        _check_choices(arguments)
         return replace(make(*args, **kwargs), settings=toml.table_of(make, arguments))
 
     return made
+
+
+def _check_choices(arguments: Mapping[str, Any]) -> None:
+    """A name is for a settings file; in Python a choice is an object, or a function of your own."""
+    for name, (count, expected) in _CHOICES.items():
+        if name in arguments:
+            check.function(count, expected, **{name: arguments[name]})
 
 
 @recorded
@@ -257,6 +269,7 @@ def hugging_face(
     Either may be the name of a folder that `Dataset.save_to_disk` wrote.
     """
     arguments = dict(locals())
+    _check_choices(arguments)
     settings = toml.table_of(hugging_face, arguments) if isinstance(train, str) and isinstance(test, str) else None
     train, test = (
         partitions.from_disk(part, name) if isinstance(part, str) else part for name, part in (("train", train), ("test", test))

@@ -55,9 +55,14 @@ def to_target(cells: Sequence[Cell], cost: str, unit: float = 1.0) -> Number:
 
 def times(cells: Sequence[Cell], others: Sequence[Cell], cost: str) -> Number | None:
     """How many times `others`' cost these took, over the seeds that both have: a seed may matter more than a method."""
-    seeds = {cell.seed for cell in cells} & {cell.seed for cell in others}
-    ours, theirs = (to_target([cell for cell in side if cell.seed in seeds], cost) for side in (cells, others))
+    ours, theirs = over_shared_seeds(cost, cells, others)
     return ratio(ours, theirs)
+
+
+def over_shared_seeds(cost: str, *groups: Sequence[Cell], unit: float = 1.0) -> list[Number]:
+    """`to_target` of each group over the seeds that all of them have, so that they can be compared."""
+    seeds = set.intersection(*({cell.seed for cell in group} for group in groups))
+    return [to_target([cell for cell in group if cell.seed in seeds], cost, unit) for group in groups]
 
 
 def measure(
@@ -102,9 +107,11 @@ def so_far(tables: Table, seed: int, out: Path, data: Data) -> Cell | None:
         columns(rows)
     except (ValueError, TypeError, KeyError) as e:
         raise FolderError(f"{lines} is damaged ({e!r}): remove {lines.parent} to run this cell again") from e
-    spent = {cost: rows[-1][cost] for cost in _COSTS}
-    summary = {**spent, **{f"{cost}_to_target": None for cost in spent}, "stopped_by": "not done yet"}
-    return Cell(without_seed(experiment), seed, summary, columns(rows))
+    spent, target = {cost: rows[-1][cost] for cost in _COSTS}, experiment.until.accuracy
+    # one that was killed while it wrote its last files has got there
+    there = target is not None and rows[-1]["split"] == rows[0]["split"] and (rows[-1].get("accuracy") or 0.0) >= target
+    to_target = {f"{cost}_to_target": spent[cost] if there else None for cost in spent}
+    return Cell(without_seed(experiment), seed, {**spent, **to_target, "stopped_by": "not done yet"}, columns(rows))
 
 
 def where(experiment: Settings, out: Path) -> Path:
@@ -130,18 +137,33 @@ def read(path: Path, data: Data) -> Cell | None:
         return None
     try:
         cell = Cell(**json.loads(path.read_text(encoding="utf-8")))
-        task, _ = cell.summary["task"], [cell.summary[f"{cost}{to}"] for cost in _COSTS for to in ("", "_to_target")]
+        task = cell.summary["task"]
+        _check(cell, path)
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise FolderError(f"{path} is damaged ({e!r}): remove it to run this cell again") from e
-    if task != data.name or cell.data not in ("", data.digest):
+    if task != data.name or cell.data not in ("", data.digest, data.labels):
         raise FolderError(f"{path}: a run on other data ({task}) than what is at hand ({data.name}); choose another --out")
     return cell
 
 
+def _check(cell: Cell, path: Path) -> None:
+    """Refuse what no table could be made of."""
+    if path.stem.rpartition("-seed")[2] != str(cell.seed):
+        raise ValueError(f"seed {cell.seed}")
+    for cost in _COSTS:
+        for value in (cell.summary[cost], cell.summary[f"{cost}_to_target"] or 0):
+            if not isinstance(value, int | float):
+                raise ValueError(f"{cost} {value!r}")
+    lengths = {len(cell.curve[name]) for name in _CURVE}
+    if len(lengths) != 1 or not all(isinstance(v, int | float | None) for name in _CURVE for v in cell.curve[name]):
+        raise ValueError("its curve is not of numbers, or not as long in every column")
+
+
 _COSTS = ("trips", "server_steps", "virtual_time")
+_CURVE = (*_COSTS, "loss", "accuracy")
 
 
 def columns(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The evaluations on the first split as columns."""
     rows = [m for m in metrics if m["split"] == metrics[0]["split"]]
-    return {name: [row.get(name) for row in rows] for name in ("trips", "server_steps", "virtual_time", "loss", "accuracy")}
+    return {name: [row.get(name) for row in rows] for name in _CURVE}

@@ -132,12 +132,13 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
             elif (cell := cells.so_far(tables, seed, request.out, ask.data)) is not None:
                 found[key].append(cell)
     result = experiment.result(ask, found)
-    if request.so_far:
+    partial = request.so_far and not complete(found, len(ask.seeds))
+    if partial:
         result = replace(result, notes=[progress(found, len(ask.seeds)), *result.notes])
     kept = {
         **about(experiment, ask, needed),
         **as_json(result),
-        "so_far": request.so_far,
+        "so_far": partial,
         "cells": sorted({cells.where(from_tables({**t, "seed": s}), Path()).stem for t in needed.values() for s in ask.seeds}),
     }
     folder = request.out / experiment.name
@@ -150,9 +151,17 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     return kept
 
 
+def complete(found: dict[str, list[cells.Cell]], seeds: int) -> bool:
+    return all(len(group) == seeds and all(map(ended, group)) for group in found.values())
+
+
+def ended(cell: cells.Cell) -> bool:
+    return bool(cell.summary["stopped_by"] != "not done yet")
+
+
 def progress(found: dict[str, list[cells.Cell]], seeds: int) -> str:
     """What a table that is not complete was made of."""
-    done = {key: [cell.seed for cell in group if cell.summary["stopped_by"] != "not done yet"] for key, group in found.items()}
+    done = {key: [cell.seed for cell in group if ended(cell)] for key, group in found.items()}
     told = [f"{key}: seed {', '.join(map(str, ended))}" for key, ended in done.items() if ended]
     begun = [f"{key} {cell.seed}" for key, group in found.items() for cell in group if cell.seed not in done[key]]
     text = f"so far: {sum(map(len, done.values()))} of {len(found) * seeds} runs ({'; '.join(told) or 'none'})"
@@ -251,9 +260,11 @@ def kept_results(out: Path, experiment: Experiment) -> list[tuple[Path, Table]]:
         for path in sorted((out / experiment.name).glob(pattern))
     ):
         try:
-            found.append((path, json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError) as e:
-            raise FolderError(f"{path} is damaged ({e}): run `fedbuff paper {experiment.name}` again") from e
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            body(kept, "")  # whatever is missing is missed here
+            found.append((path, kept))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
+            raise FolderError(f"{path} is damaged ({e!r}): run `fedbuff paper {experiment.name}` again") from e
     return found
 
 
@@ -314,6 +325,8 @@ def all_of(request: Request, say: Say) -> list[Table]:
     found: list[Table] = []
     for experiment in EXPERIMENTS.values():
         if request.dataset and experiment.datasets and request.dataset not in (*experiment.datasets, experiment.quick):
+            continue
+        if request.so_far and not experiment.so_far:
             continue
         say(f"{experiment.name}: {experiment.title}")
         found += run(experiment, request, say)

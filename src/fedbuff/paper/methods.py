@@ -16,6 +16,7 @@ from fedbuff.toml import SettingsError, Table
 TITLES = {"fedbuff": "FedBuff", "fedasync": "FedAsync", "fedavgm": "FedAvgM", "fedavg": "FedAvg", "fedprox": "FedProx"}
 ASYNCHRONOUS = ("fedbuff", "fedasync")
 K, BATCH_SIZE = 10, 32
+_STUDY = {"trials": int, "trips": int, "best": int | float, "reached": bool, "target": float, "ranges": str, "seeds": list}
 
 
 class Rates(NamedTuple):
@@ -147,7 +148,8 @@ def read(path: Path, method: str) -> Rates | None:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
         algorithm = found["algorithm"][method]
-        return Rates(float(found["client"]["lr"]), float(algorithm["lr"]), algorithm.get("beta"), algorithm.get("mu"))
+        own = {name: float(algorithm[name]) for name in ("beta", "mu") if name in algorithm}
+        return Rates(float(found["client"]["lr"]), float(algorithm["lr"]), **own)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
         raise SettingsError(
             f"{path}: expected [algorithm.{method}] and [client] with lr, as `fedbuff paper tune` writes them ({e})"
@@ -156,4 +158,10 @@ def read(path: Path, method: str) -> Rates | None:
 
 def study(path: Path) -> Table | None:
     """The [study] of a tuned settings file: trials, best, budget."""
-    return settings.read(path).get("study") if path.is_file() else None
+    found = settings.read(path).get("study") if path.is_file() else None
+    if found is None:
+        return None
+    for name, kind in _STUDY.items():
+        if not isinstance(found, dict) or not isinstance(found.get(name), kind) or (kind is list and len(found[name]) != 2):
+            raise SettingsError(f"{path}: study.{name}: missing or not as `fedbuff paper tune` writes it")
+    return found

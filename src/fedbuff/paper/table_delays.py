@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from fedbuff.paper.cells import times, to_target
+from fedbuff.paper.cells import over_shared_seeds, times, to_target
 from fedbuff.paper.experiment import Ask, Cells, Experiment
 from fedbuff.paper.result import Check, Number, Pair, Result, exceeds
 from fedbuff.toml import Table
@@ -30,7 +30,6 @@ def cells(ask: Ask) -> dict[str, Table]:
 
 
 def result(ask: Ask, found: Cells) -> Result:
-    avgm = to_target(found["fedavgm"], "trips", 1000)
     pairs, checks, orders = [], [], []
     for name in TIMINGS:
         ours = to_target(found[f"fedbuff-{name}"], "trips", 1000)
@@ -42,9 +41,12 @@ def result(ask: Ask, found: Cells) -> Result:
             over = times(found[rival], found[f"fedbuff-{name}"], "trips")
             pairs.append(Pair(f"{name}-{key}", f"{name}: {title} / FedBuff", paper, over, group=name))
         pairs.append(Pair(f"{name}-fedbuff", f"{name}: FedBuff, thousand trips", None, ours, group=""))
-        facts = f"{ours.text()} and {avgm.text()} thousand"
-        checks.append(Check(f"FedBuff takes fewer trips than FedAvgM, {name} delays", exceeds(avgm, ours), facts))
-        orders.append({"FedBuff": ours, "FedAsync": to_target(found[f"fedasync-{name}"], "trips", 1000), "FedAvgM": avgm})
+        both = [found[f"fedbuff-{name}"], found["fedavgm"]]
+        mine, avgm = over_shared_seeds("trips", *both, unit=1000)
+        facts = f"{mine.text()} and {avgm.text()} thousand"
+        checks.append(Check(f"FedBuff takes fewer trips than FedAvgM, {name} delays", exceeds(avgm, mine), facts))
+        three = over_shared_seeds("trips", *both, found[f"fedasync-{name}"], unit=1000)
+        orders.append(dict(zip(("FedBuff", "FedAvgM", "FedAsync"), three, strict=True)))
     ranked = [sorted(order, key=lambda method: (order[method].bound, order[method].mean)) for order in orders]
     known = all(exceeds(order[b], order[a]) for order, names in zip(orders, ranked, strict=True) for a, b in pairwise(names))
     told = "; ".join(f"{name}: {' < '.join(names)}" for name, names in zip(TIMINGS, ranked, strict=True))

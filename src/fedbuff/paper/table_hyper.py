@@ -42,18 +42,19 @@ def result(ask: Ask, found: Cells) -> Result:
                 pairs.append(Pair(f"{method}-{name}", f"{title} {letter}", paper, own, group="", digits=-1))
         study = methods.study(ask.tuned / ask.dataset.name / f"{methods.same_as(ask.at_hand, method)}.toml")
         if study is not None:
-            budgets[method] = (study["trials"], study["trips"])
-            reached = "" if study["reached"] else ", not reached: by its accuracy there"
-            notes.append(
-                f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips, "
-                f"{study['best']:,.0f} trips to the target (seeds {study['seeds'][0]} and {study['seeds'][1]}{reached})"
-            )
+            budgets[method] = tuple(study[name] for name in ("trials", "trips", "ranges", "target"))
+            seeds = f"seeds {study['seeds'][0]} and {study['seeds'][1]}"
+            best = f"{study['best']:,.0f} trips to the target" if study["reached"] else "which was not reached, by its accuracy"
+            notes.append(f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips, {best} ({seeds})")
     notes.append(
         "The paper adds updates where we average them, so its η_g is to be multiplied by the updates of a step before it is "
         "compared. Most clients take a single local step, on which only η_l · η_g counts"
     )
     equal = len(budgets) == len(methods.TITLES) and len(set(budgets.values())) == 1
-    facts = "; ".join(f"{methods.TITLES[m]} {trials} × {trips:,} trips" for m, (trials, trips) in budgets.items())
+    facts = "; ".join(
+        f"{methods.TITLES[m]} {trials} × {trips:,} trips, {ranges} ranges, to {100 * target:g} %"
+        for m, (trials, trips, ranges, target) in budgets.items()
+    )
     return Result(
         pairs, "", [Check("every method was tuned with the same budget", equal, facts or "none was tuned yet")], notes
     )

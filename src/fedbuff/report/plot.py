@@ -23,9 +23,13 @@ class Plot:
         self.figure = figure
 
     def save(self, path: str | Path) -> Path:
+        """Write the figure and return where: to `path`, or to `path`.png if it has no ending."""
         import matplotlib as mpl
 
         path = Path(path)
+        if path.is_dir():
+            raise ValueError(f"{path}: is a folder; give the name of a file, e.g. {path / 'accuracy.svg'}")
+        path = path if path.suffix else path.with_name(f"{path.name}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         # a fixed salt and no date: the same run draws the same file
         with mpl.rc_context({"svg.hashsalt": "fedbuff"}):
@@ -79,7 +83,7 @@ def curves(runs: Mapping[str, Sequence[Run]], metric: str = "accuracy", against:
 
 def _line(run: Run, metric: str, against: str) -> tuple[Any, Any]:
     split = run.metrics[0]["split"]
-    rows = [m for m in run.metrics if m["split"] == split and m.get(metric) is not None]
+    rows = [m for m in run.metrics if m["split"] == split and isinstance(m.get(metric), int | float)]
     if not rows:
         raise ValueError(
             f"metric={metric!r}: the run recorded {', '.join(k for k in run.metrics[0] if k not in (*COSTS, 'split'))}"

@@ -109,7 +109,7 @@ class Run:
         return "\n".join(lines + [f"  {name:<13} {value}" for name, value in rows])
 
     def plot(self, metric: str = "accuracy", against: str = "trips") -> "Plot":
-        """The metric against "trips", "server_steps" or "virtual_time"; `.save("curve.svg")` writes it."""
+        """The metric against "trips", "server_steps" or "virtual_time"; `.save("curve.svg")` writes it, and returns where."""
         from fedbuff.report.plot import curves
 
         return curves({self.summary["algorithm"]: [self]}, metric, against)

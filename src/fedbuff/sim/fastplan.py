@@ -72,6 +72,7 @@ def _library() -> ctypes.CDLL | None:
 
 def fastest(**settings: Any) -> "Plan | FastPlan":
     """A `Plan` of these settings, compiled if that can be."""
+    settings["sizes"].fit(settings["clients"])
     plan = Plan(**settings)
     known = type(plan.schedule.start) in (refill, arrivals, cohort) and not plan.schedule.sampled
     ours = known and plan.schedule.clients < _MANY_CLIENTS and plan.ledger is None

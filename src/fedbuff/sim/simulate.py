@@ -33,7 +33,7 @@ from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
 from fedbuff.sim.secure import Buffer, SecureAggregation
 from fedbuff.sim.simulation import Simulation, Status
-from fedbuff.sim.timing import Sizes, half_normal, mean_duration
+from fedbuff.sim.timing import Sizes, check_timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
@@ -92,8 +92,22 @@ def simulate(
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
 
-    check.fits(isinstance(until, Until), "when to stop, e.g. fedbuff.trips(1000)", until=until)
-    check.fits(isinstance(client, LocalSGD), "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
+    check.instance(
+        Server, "who aggregates, e.g. fedbuff.Server(start=fedbuff.refill(concurrency=100), buffer_size=10)", server=server
+    )
+    check.instance(Task, "what is learned, e.g. fedbuff.tasks.digits() or a fedbuff.Task of your own", task=task)
+    check.instance(Until, "when to stop, e.g. fedbuff.trips(1000)", until=until)
+    check.instance(LocalSGD, "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
+    check_timing(timing, availability)
+    check.instance(Training, "how trips are computed, e.g. fedbuff.Training(batched=True)", training=training)
+    private = "how much privacy, e.g. fedbuff.Privacy(clip=1.0, epsilon=8.0, delta=1e-5), or None"
+    check.instance(Privacy | None, private, privacy=privacy)
+    unseen_by = "how updates are added up, e.g. fedbuff.SecureAggregation(mode='enclave', clip=1.0), or None"
+    check.instance(SecureAggregation | None, unseen_by, secure_aggregation=secure_aggregation)
+    check.instance(str, "a name for the run's settings, e.g. 'fedbuff'", algorithm=algorithm)
+    check.function(1, "a function of a line, e.g. print", say=say)
+    if progress is not None:
+        check.function(1, "a function of the run's status, or None", progress=progress)
     check.integer(0, seed=seed)
     if server.live:
         raise ValueError(
@@ -169,7 +183,7 @@ def simulate(
         divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
         aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
-            needed, data = _disk_needed(aggregation), quick_digest(task)
+            needed, data = _disk_needed(aggregation), quick_digest(task, flat.constants())
             folder = at_the_end.enter_context(Folder(Path(out), tables, needed, resume, data))
             if folder.finished:
                 folder.forget_key()  # it was killed right before

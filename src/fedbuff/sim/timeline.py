@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from fedbuff.core import check
 from fedbuff.core.random import Draw
+from fedbuff.core.server import check_settings
 from fedbuff.core.staleness import Weigh, polynomial
 from fedbuff.core.starting import StartingRule
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
-from fedbuff.sim.timing import Sizes, half_normal
+from fedbuff.sim.timing import Sizes, check_timing, half_normal
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def timeline(
 ) -> Timeline:
     """The first `trips` trips, each followed to its end (so long ones are not cut off, which would bias the rest).
 
-    `examples` says how many a client holds, by client; it matters to `per_example` timing only. The timeline of a
+    `examples` says how many a client holds, by client, at least one; it matters to `per_example` timing only. The timeline of a
     simulation with the same arguments is the same, trip for trip, unless training fails.
 
     >>> from fedbuff.core.starting import refill
@@ -89,6 +90,10 @@ def timeline(
     """
     check.integer(1, trips=trips)
     check.integer(0, seed=seed)
+    check_settings(start, buffer_size, weigh, max_staleness)
+    check_timing(timing, availability)
+    counted = isinstance(clients, Integral) or hasattr(clients, "__len__")
+    check.fits(counted, "how many there are, e.g. 1000, or a list of them", clients=clients)
     n, seed = int(clients) if isinstance(clients, Integral) else len(clients), int(seed)  # type: ignore[arg-type]
     check.integer(1, clients=n)
     plan = fastest(

@@ -6,7 +6,9 @@ A timing model is any function `(rng, n) -> n durations`; those here also know t
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 from fedbuff.core import check
 from fedbuff.core.random import Draw, generator, unit
 from fedbuff.core.staleness import constant
+from fedbuff.sim.availability import windows
 
 Durations = NDArray[np.float64]
 _NORMAL = NormalDist()
+_MOST_EXAMPLES = 1 << 53  # beyond it, integers are not exact as floats
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ class per_client:
     spread: float = 0.5
 
     def __post_init__(self) -> None:
+        check_timing(self.timing)
         check.number(0, 20, spread=self.spread)
 
     def __call__(self, rng: np.random.Generator, n: int) -> Durations:
@@ -177,6 +182,9 @@ class per_example:
 
     timing: "Plain | per_client"
 
+    def __post_init__(self) -> None:
+        check_timing(self.timing)
+
     def __call__(self, rng: np.random.Generator, n: int) -> Durations:
         return self.timing(rng, n)
 
@@ -186,6 +194,13 @@ class per_example:
 
 Plain = half_normal | uniform | exponential | lognormal | pareto | constant | trace
 Timing = Plain | per_client | per_example
+
+
+def check_timing(timing: Draw, availability: windows | None = None) -> None:
+    """Refuse what is no timing model, and no hours of availability."""
+    check.function(2, "how long trips take, e.g. fedbuff.half_normal(1.0)", timing=timing)
+    expected = "when clients are there, e.g. fedbuff.windows(period=24.0, open=6.0), or None"
+    check.instance(windows | None, expected, availability=availability)
 
 
 def factor(timing: Draw, seed: int, client: int, examples: int) -> float:
@@ -219,9 +234,29 @@ class Sizes:
     def __init__(self, examples: Any = None) -> None:
         self._examples = examples
         self.asked = callable(examples)
-        self.listed: list[int] | None = None if examples is None or self.asked else [int(n) for n in examples]
+        self.listed: list[int] | None = None if examples is None or self.asked else _listed(examples)
 
     def __call__(self, client: int) -> int:
-        if self._examples is None:
-            return 1
-        return int(self._examples(client)) if self.asked else int(self._examples[client])
+        if self.listed is not None:
+            return self.listed[client]
+        return _count(self._examples(client), "examples({})", client) if self.asked else 1
+
+    def fit(self, clients: int) -> None:
+        """Refuse a list for other clients: the compiled plan would read beside it."""
+        if self.listed is not None and len(self.listed) != clients:
+            raise ValueError(f"examples: a list of {len(self.listed)} for {clients} clients; expected a number for each")
+
+
+def _listed(examples: Any) -> list[int]:
+    given = examples.tolist() if hasattr(examples, "tolist") else examples  # arrays and tensors, as numbers of Python's own
+    listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    check.fits(listed, "how many each client holds: a list, e.g. [20, 35, 8], or a function of the client", examples=examples)
+    plain = all(type(n) is int and 1 <= n <= _MOST_EXAMPLES for n in given)  # a million of them are looked at in no time
+    return list(given) if plain else [_count(n, "examples[{}]", client) for client, n in enumerate(given)]
+
+
+def _count(n: Any, where: str, client: int) -> int:
+    """`n`, which a user gave, as what it is expected to be."""
+    if isinstance(n, bool) or not isinstance(n, Integral) or not 1 <= int(n) <= _MOST_EXAMPLES:
+        raise ValueError(f"{where.format(client)}={check.shown(n)}: expected an integer >= 1, and not absurdly large")
+    return int(n)
