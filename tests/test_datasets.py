@@ -1,6 +1,7 @@
 """Datasets in their official formats: tiny ones made here, read as the real ones are, and refused in one line when damaged."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -25,6 +26,7 @@ import fedbuff as fb
 from fedbuff.learn import celeba, cifar, glove, sent140
 from fedbuff.learn.batched import why_not
 from fedbuff.learn.cache import cache_folder, prepared
+from fedbuff.learn.evaluate import evaluate
 from fedbuff.learn.local import initial_weights
 from fedbuff.learn.rows import RowClients, Scaled
 
@@ -206,6 +208,11 @@ def test_a_size_that_a_pickle_only_claims_takes_no_memory():
         (pickle.dumps({}), "found an empty one"),
         (pickle.dumps({"a\nb": 1}), "found a b"),
         (pickle.dumps({b"fine_labels": [1], b"data": images(1)[0]}), "found fine_labels, data"),  # CIFAR-100's
+        (
+            by_python_3(images(3)[0], np.array([1, 2, 3])),
+            "expected data as an ndarray and labels as a list, found labels as an ndarray",
+        ),
+        (by_python_3([[0] * 3072], [1]), "expected data as an ndarray and labels as a list, found data as a list"),
         (by_python_3(images(3)[0], [1, 2, 10]), "expected labels from 0 to 9, found 10"),
         (by_python_3(images(3)[0], [1, 2, -1]), "expected labels from 0 to 9, found -1"),
         (by_python_3(images(3)[0], [1, 2, 3.5]), "expected labels from 0 to 9, found 3.5"),
@@ -483,6 +490,7 @@ TWEETS = [
     ("4", "dan", 'caf\xe9 "quoted", fine'),
     ("0", "eve", ""),
 ]
+OPEN = b'"0","1","d","N","u","open\n'
 GLOVE = "day 1 2 3\nbad -1 -2 -3\nunused 9 9 9\ngood 0.5 0 1e-1\n! 4 4 4\nso 2 2 2\n"
 
 
@@ -576,6 +584,10 @@ def test_accounts_are_drawn_until_they_have_their_share(tmp_path):
         ("tweets", lambda b: b"\n" + b, "line 1: expected six columns, the first 0 or 4, found 0 columns"),
         ("tweets", lambda b: b"\xef\xbb\xbf" + b, "not CSV ('utf-8' codec can't decode byte 0xe9"),
         ("tweets", lambda b: b + b'"' + bytes(200_000) + b"\n", "not CSV"),
+        ("tweets", lambda b: b + OPEN + b"0,1,d,N,u,text\n0,1,d,N,u,text\n", "line 7: a quote that is not closed"),
+        ("tweets", lambda b: b + OPEN, "line 7: a quote that is not closed"),
+        ("tweets", lambda b: b"\n\r\n", "holds no tweet"),
+        ("tweets", lambda b: b"\xef\xbb\xbf\n", "holds no tweet"),
         ("glove", lambda b: b"", "an empty file"),
         ("glove", lambda b: b[:-4], "line 6: the file ends in the middle of it"),
         (
@@ -636,6 +648,25 @@ def test_damaged_tweets_and_vectors_are_loaded_or_refused(tmp_path_factory, harm
 @example("I can't, won't & don't!!")
 def test_a_tweet_of_any_characters_has_words(text):
     assert "".join(sent140.words(text)) in "".join(c for c in text.lower() if not c.isspace()) or sent140.words(text)
+
+
+def test_a_tweet_may_have_quotes_and_lines_of_its_own(tmp_path):
+    tweets = [("4", "ann", 'she said "fine"'), ("0", "bob", 'two\nlines, "quoted"'), ("4", "cem", '"')]
+    path = write_sent140(tmp_path, tweets) / "sent140" / sent140.FILE
+    assert list(sent140.read_tweets(path)) == [(account, int(label == "4"), text) for label, account, text in tweets]
+
+
+def test_vectors_may_have_a_byte_order_mark_and_words_with_spaces(tmp_path):
+    path = tmp_path / "glove.840B.3d.txt"
+    path.write_text(GLOVE + ". . . 7 8 9\nat name@domain.com 1 1 1\n", encoding="utf-8-sig")
+    found = glove.read_vectors(path, {"day", "so", ". . ."})
+    assert {word: vector.tolist() for word, vector in found.items()} == {"day": [1, 2, 3], "so": [2, 2, 2], ". . .": [7, 8, 9]}
+
+
+@pytest.mark.parametrize("line", ["bad -1 -2 -3 4", "bad -1 -2 -3good 0.5 0 1", "so so 2 2", ". . ."])
+def test_a_line_of_vectors_that_lost_its_end_is_no_word_with_spaces(tmp_path, line):
+    (path := tmp_path / "g.txt").write_text(f"day 1 2 3\n{line}\nso 2 2 2\n")
+    assert "line 2: " in refusal(lambda: glove.read_vectors(path, {"day", "so", "bad", "."}))
 
 
 def test_a_very_wide_line_of_glove_is_one_word(tmp_path):
@@ -1054,6 +1085,11 @@ def test_users_of_leaf_are_clients_in_order_of_files_and_users(tmp_path):
             {"ann": user(), "bob": user(y=[0, 0.7])},
             "user 'bob': expected the numbers of classes, 0, 1, 2, …, as labels, found 0.7",
         ),
+        (
+            {"ann": user(), "bob": user(y=[-100, 1])},
+            "user 'bob': expected the numbers of classes, 0, 1, 2, …, as labels, found -100",
+        ),
+        ({"ann": user(y=[0, -1])}, "as labels, found -1"),
         ({"ann": user(y=[0, 10**30])}, "as labels, found 1e+30"),
         ({"ann": user(y=[0, float("nan")])}, "as labels, found nan"),
         ({"ann": user(y=[0, 10**400])}, "x and y must be numbers"),
@@ -1082,6 +1118,14 @@ def test_a_user_of_leaf_is_in_one_file(tmp_path):
 def test_a_folder_of_leaf_without_examples_is_named(tmp_path, users):
     said = refusal(lambda: fb.tasks.leaf(write_leaf(tmp_path, file=users)))
     assert said == f"{tmp_path}/train: expected users with examples, found none in file.json"
+
+
+@pytest.mark.parametrize("loss", [None, torch.nn.functional.cross_entropy, torch.nn.CrossEntropyLoss()])
+def test_of_one_class_everything_is_right(tmp_path, loss):
+    task = fb.tasks.leaf(write_leaf(tmp_path, file={"ann": user([[1, 2], [3, 4], [-1, -5]], [0, 0, 0])}))
+    task = task if loss is None else dataclasses.replace(task, loss=loss)
+    flat, weights = initial_weights(task, 0)
+    assert evaluate(task, flat, np.ones_like(weights)) == {"test": {"loss": 0.0, "accuracy": 1.0}}
 
 
 def test_inputs_for_the_test_have_the_shape_of_those_for_training(tmp_path):

@@ -264,6 +264,14 @@ def test_mlflow_that_can_not_be_reached_is_one_line_before_the_run_starts(settin
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_that_is_no_database_of_mlflow_is_one_line(settings_file, fedbuff, tmp_path):
+    pytest.importorskip("mlflow", reason="no MLflow")
+    (tmp_path / "bad.db").write_bytes(b"no database" * 500)
+    done = fedbuff("run", settings_file, "--mlflow", "sqlite:///bad.db", "--out", "run", code=2)
+    assert done.stderr == "fedbuff: --mlflow sqlite:///bad.db: (sqlite3.DatabaseError) file is not a database\n"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_mlflow_that_goes_away_does_not_end_the_run(settings_file, tmp_path):
     """The database is overwritten before the run starts."""

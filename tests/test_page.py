@@ -12,7 +12,8 @@ import pytest
 import fedbuff as fb
 from browser import CHROMIUM, Browser
 from fedbuff.report import html
-from fedbuff.report.digest import digest
+from fedbuff.report.compare import COSTS
+from fedbuff.report.digest import Digest, digest
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no browser: the report is not looked at (apt-get install chromium)"),
@@ -253,6 +254,71 @@ def test_on_paper_it_is_light_without_buttons_and_with_all_settings(page):
     page.media()
     assert page.paper().startswith(b"%PDF")
     assert page.run("[...document.querySelectorAll('details')].every(d => d.open)")
+
+
+def renamed(run_folders: Path, name: str, algorithm: str) -> Digest:
+    d = digest(fb.load(run_folders / f"{name}-seed0"))
+    return dataclasses.replace(d, summary={**d.summary, "algorithm": algorithm, "task": algorithm})
+
+
+@pytest.mark.parametrize("name", ["abc\N{RIGHT-TO-LEFT OVERRIDE}def", "\N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}"])
+def test_the_direction_of_a_name_ends_with_it(page, run_folders, tmp_path, name):
+    path = tmp_path / "turned.html"
+    path.write_text(html.runs_page(html.view([renamed(run_folders, n, name) for n in ("FedAvg", "FedBuff")]), "x"))
+    page.open(path)
+    page.click("label[for=against-virtual-time]")
+    page.point("[data-chart=curves] svg", 0.6)
+    for selector, characters in ((".lead", "2runs·960trip"), ("[data-chart=curves] .tip div", "0123456789.%(to)")):
+        lines = page.run(f"({PLACES})({json.dumps(selector)}, {json.dumps(characters)})")
+        assert lines
+        for line in lines:
+            assert [c for c, _, _ in line] == [c for c, _, _ in sorted(line, key=lambda place: place[1:])], selector
+
+
+# of each element, these characters one after another, with the line each is in and where in it
+PLACES = """(selector, characters) => [...document.querySelectorAll(selector)].map((element) => {
+    const [texts, range, found] = [document.createTreeWalker(element, NodeFilter.SHOW_TEXT), document.createRange(), []];
+    while (texts.nextNode())
+        [...texts.currentNode.data].forEach((c, i) => {
+            range.setStart(texts.currentNode, i);
+            range.setEnd(texts.currentNode, i + 1);
+            const place = range.getBoundingClientRect();
+            if (characters.includes(c)) found.push([c, Math.round(place.y), place.x]);
+        });
+    return found;
+})"""
+
+
+@pytest.mark.parametrize(("width", "phone"), [(1200, False), (390, True)])
+def test_a_very_long_word_stays_on_the_page(page, run_folders, tmp_path, width, phone):
+    path = tmp_path / "long.html"
+    path.write_text(html.runs_page(html.view([renamed(run_folders, n, "x" * 300) for n in ("FedAvg", "FedBuff")]), "x"))
+    page.size(width, 800, phone)
+    page.open(path)
+    page.point("[data-chart=curves] svg", 0.6)
+    inside = "e => e.getBoundingClientRect().width < e.parentNode.clientWidth + 1 && e.scrollWidth <= e.clientWidth"
+    for selector in ("#legend button", ".tip:not([hidden])"):
+        assert page.run(f"[...document.querySelectorAll('{selector}')].map({inside})") in ([True], [True, True]), selector
+    assert page.run(OVERFLOW) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 25])
+def test_a_curve_of_one_finite_value_is_a_point(page, run_folders, tmp_path, rows):
+    """Of a run that diverged after its first evaluation, and of one that had no other."""
+    d = digest(fb.load(run_folders / "FedBuff-seed0"))
+    gone = {key: column[:rows] if key in COSTS else [column[0], *[None] * (rows - 1)] for key, column in d.curve.items()}
+    path = tmp_path / "one.html"
+    path.write_text(html.runs_page(html.view([dataclasses.replace(d, curve=gone)]), "one"))
+    page.open(path)
+    x, y, radius = page.run(
+        "(() => { const dot = document.querySelector('[data-chart=curves] .dot').getBoundingClientRect();"
+        "const chart = document.querySelector('[data-chart=curves] svg').getBoundingClientRect();"
+        "return [dot.x - chart.x, dot.y - chart.y, dot.width / 2]; })()"
+    )
+    assert x >= 40 and y > 0 and radius >= 3
+    ticks = page.run(TICKS)
+    assert len(ticks) == len(set(ticks)) >= 2
+    assert float(ticks[-1].replace(",", "")) >= (1 if rows == 1 else 400)
 
 
 def test_names_that_are_attacks_do_nothing(page, run_folders, tmp_path):

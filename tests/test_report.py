@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbuff as fb
-from fedbuff import cli
+from fedbuff import cli, toml
 from fedbuff.report import html
 from fedbuff.report.digest import _levels, active, curve, digest
 from fedbuff.report.run import Run
@@ -196,6 +199,21 @@ def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, t
     assert shown.figures["targets"] == []
 
 
+def test_why_runs_stopped_is_said(report, run_folders):
+    header, _, fedbuff = report.tables["summary"]
+    assert fedbuff[header.index("took")].endswith("reached 480 trips")
+    assert "diverged" not in report.text
+    one, two, three = (digest(run) for run in runs(run_folders, "FedBuff"))
+    why = "diverged: the loss is no longer finite; lower the learning rates"
+    gone = dataclasses.replace(two, summary={**two.summary, "stopped_by": why})
+    under_way = dataclasses.replace(three, summary={**three.summary, "stopped_by": None})
+    made = Document(html.runs_page(html.view([one, gone, under_way]), "three"))
+    assert made.tables["summary"][1][-1].endswith(
+        "reached 480 trips (seed\N{NO-BREAK SPACE}0); diverged (seed\N{NO-BREAK SPACE}1)"
+    )
+    assert f"FedBuff, seed 1: {why}." in made.text
+
+
 def test_without_evaluations_the_curves_say_so(run_folders):
     run = fb.load(run_folders / "FedBuff-seed0")
     none = digest(dataclasses.replace(run, metrics=[], summary={**run.summary, "metrics": {}}))
@@ -229,8 +247,62 @@ def test_a_long_name_is_not_said_in_every_cell(run_folders):
 
 def test_with_refill_exactly_the_concurrency_is_active_all_the_time(run_folders):
     made = digest(fb.load(run_folders / "FedBuff-seed1")).active
-    assert made["mean"][:250] == pytest.approx([20.0] * 250, abs=0.2)  # when the trips in flight at the end began is a guess
-    assert made["mean"] == pytest.approx([20.0] * 300, abs=3)
+    assert made["mean"] == pytest.approx([20.0] * 300)
+    assert made["low"] == made["high"] == [20.0] * 300
+
+
+def same_time(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.ones(n)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("start", "how"),
+    [
+        (fb.refill(20), {}),
+        (fb.refill(20), {"timing": same_time}),
+        (fb.refill(20), {"dropout": 0.4, "timeout": 1.5}),
+        (fb.cohort(20), {"timing": same_time}),
+        (fb.cohort(20), {"dropout": 0.4, "timeout": 1.5}),
+        (fb.cohort(20, over_selection=0.3), {"dropout": 0.2}),
+        (fb.cohort(20, poisson=True), {"dropout": 0.4}),
+    ],
+)
+def test_trips_that_were_in_flight_at_the_end_are_drawn_as_they_were(start, how, seed):
+    """Against the same timeline, followed further."""
+    stopped, followed = cut_off(start, seed, **how)
+    drawn, known = active(stopped), active(followed)
+    for name in ("mean", "low", "high"):
+        assert drawn[name] == pytest.approx(known[name], abs=1e-6), name
+
+
+def test_clients_that_come_by_themselves_are_drawn_to_have_come_evenly():
+    stopped, followed = cut_off(fb.arrivals(rate=20), 0, timing=same_time)
+    assert active(stopped)["mean"] == pytest.approx(active(followed)["mean"], abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("start", [fb.refill(20), fb.cohort(20)])
+def test_where_clients_are_lacking_no_more_trips_are_drawn_than_the_rule_allows(start, seed):
+    stopped, followed = cut_off(start, seed, clients=30, availability=fb.windows(period=3.0, open=1.0), dropout=0.2)
+    assert max(active(stopped)["high"]) <= 20
+    assert active(stopped)["mean"] == pytest.approx(active(followed)["mean"], abs=4)
+
+
+def cut_off(start: object, seed: int, clients: int = 200, **how: object) -> tuple[Run, Run]:
+    """A run that stops between two ends, and the same with the rows that the trips in flight would have got."""
+    t = fb.timeline(start=start, buffer_size=20, clients=clients, trips=2000, seed=seed, **how)
+    until = float(np.sort(t.end_time)[700 + 3 * seed])
+    steps = sum(t.end_time[t.server_step == step].max() <= until for step in range(1, t.server_step.max() + 1))
+    summary = {"virtual_time": until, "server_steps": steps, "in_flight": 0}
+    settings = {"server": {"start": toml.encode(start)}}
+    ended, begun = t.end_time <= until, t.start_time <= until
+    rows = {name: getattr(t, name) for name in t.__dataclass_fields__}
+    rows["outcome"] = np.where(t.server_step > steps, "unused", t.outcome)
+    stopped = {name: column[ended] for name, column in rows.items()}
+    in_flight = {**summary, "in_flight": int((begun & ~ended).sum())}
+    followed = {name: column[begun] for name, column in rows.items()}
+    return Run(in_flight, [], stopped, settings, {}), Run(summary, [], followed, settings, {})
 
 
 def test_active_trips_are_those_that_have_started_and_not_ended(run_folders):
@@ -361,8 +433,6 @@ def hostile(run_folders: Path, tmp_path: Path) -> Path:
     summary |= {"algorithm": HOSTILE, "task": HOSTILE, "privacy": {HOSTILE: HOSTILE}}
     (folder / "summary.json").write_text(json.dumps(summary))
     tables = fb.load(folder).settings
-    from fedbuff import toml
-
     (folder / "settings.toml").write_text(toml.dumps({**tables, "name": HOSTILE, "task": {"python": {"object": HOSTILE}}}))
     return folder
 
@@ -400,6 +470,31 @@ def test_fedbuff_report_writes_one_file(run_folders, fedbuff, tmp_path):
     assert (tmp_path / "deep" / "page.html").read_text() == html.report([run_folders], "Two")
     fedbuff("report", run_folders / "FedBuff-seed0")
     assert "<title>FedBuff-seed0</title>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_report_into_a_pipe_leaves_the_pipe(run_folders, tmp_path, capsys):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with ThreadPoolExecutor() as reader:
+            read = reader.submit(subprocess.run, ["timeout", "20", "cat", str(pipe)], capture_output=True)
+            assert cli.main(["report", str(run_folders), "-o", str(path), "--title", "Two"]) == 0
+            assert pipe.is_fifo()
+            assert read.result().stdout.decode() == html.report([run_folders], "Two")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_report_goes_where_a_link_points_and_not_in_its_place(run_folders, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", "page.html"):
+        (tmp_path / f"to {name}").symlink_to(name)
+    assert cli.main(["report", str(run_folders), "-o", str(tmp_path / "to folder")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == f"fedbuff: can't write {tmp_path}/to folder: Is a directory; what was there before is still whole"
+    assert cli.main(["report", str(run_folders), "-o", str(tmp_path / "to page.html")]) == 0
+    assert all((tmp_path / name).is_symlink() for name in ("to folder", "to page.html"))
+    assert (tmp_path / "page.html").read_text() == html.report([run_folders])
 
 
 def test_what_is_not_a_run_is_one_line(run_folders, fedbuff, tmp_path):

@@ -101,10 +101,13 @@ def read_batch(data: bytes, where: str) -> Batch:
     if not isinstance(found, dict):
         raise _RefusedError(f"{where}: expected a dictionary with data and labels, found a {type(found).__name__}")
     names = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
+    if not {"data", "labels"} <= names.keys():
+        listed = ", ".join(map(str, names)) or "an empty one"
+        raise _RefusedError(f"{where}: expected a dictionary with data and labels, found {one_line(listed)}")
     for key, kind in (("data", _Array), ("labels", list)):
-        if not isinstance(names.get(key), kind):
-            listed = ", ".join(map(str, names)) or "an empty one"
-            raise _RefusedError(f"{where}: expected a dictionary with data and labels, found {one_line(listed)}")
+        if not isinstance(names[key], kind):
+            what = "an ndarray" if isinstance(names[key], _Array) else f"a {type(names[key]).__name__}"
+            raise _RefusedError(f"{where}: expected data as an ndarray and labels as a list, found {key} as {what}")
     labels = names["labels"]
     if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
         wrong = next(label for label in labels if type(label) is not int or not 0 <= label < CLASSES)

@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import CrossEntropyLoss
+from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.generator import default_generator
-from fedbuff.learn.task import Task
+from fedbuff.learn.task import Task, most_likely
+from fedbuff.learn.tasks import cross_entropy
 
 ROWS = 2048
 Outputs = Callable[[Vector, Tensor], Tensor]  # what the model with these weights says of these rows
@@ -37,7 +40,16 @@ def evaluate_rows(
         generator.manual_seed(start)  # for a model that draws though it is evaluated: the same in every process
         output = outputs(weights, x)
         loss = float(task.loss(output, y)) * len(y)
-        return loss, float(right(task.accuracy(output, y), len(y)).sum()) if task.accuracy else 0.0, len(y)
+        return loss, float(right(_judged(task, output, y), len(y)).sum()) if task.accuracy else 0.0, len(y)
+
+
+def _judged(task: Task, output: Tensor, label: Tensor) -> Tensor:
+    """What the task's accuracy says; a single output is a class to cross entropy, and to other losses a sign."""
+    assert task.accuracy is not None
+    by_class = task.loss in (cross_entropy, F.cross_entropy) or isinstance(task.loss, CrossEntropyLoss)
+    if task.accuracy is most_likely and by_class and output.shape[1:] == (1,) and not label.is_floating_point():
+        return output.argmax(1) == label
+    return task.accuracy(output, label)
 
 
 def right(found: Tensor, rows: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""GloVe's text files: a word and its numbers on each line, the same count on all."""
+"""GloVe's text files: a word and its numbers on each line, the same count on all; a few words of glove.840B have spaces."""
 
 from collections.abc import Container, Iterable
 from pathlib import Path
@@ -34,18 +34,21 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.flo
     found: dict[str, NDArray[np.float32]] = {}
     width = None
     try:
-        with path.open(encoding="utf-8", newline="\n") as f:
+        with path.open(encoding="utf-8-sig", newline="\n") as f:
             for number, line in enumerate(f, 1):
                 if not line.endswith("\n"):
                     raise ValueError(f"{path}: line {number}: the file ends in the middle of it; get it again from {SOURCE}")
                 columns = line.count(" ")
                 width = columns if width is None else width
+                word, _, numbers = line.partition(" ")
+                if columns > width and not any(map(_is_number, line.split(" ")[1:-width])):
+                    word, *fields = line.rsplit(" ", width)
+                    columns, numbers = width, " ".join(fields)
                 if columns != width or width == 0:
                     raise ValueError(
                         f"{path}: line {number}: a word with {columns} numbers"
                         + (f", but {width} on the lines before" if columns != width else f"; is it GloVe? get it from {SOURCE}")
                     )
-                word, _, numbers = line.partition(" ")
                 if word in wanted:
                     found[word] = _vector(numbers.split(" "), f"{path}: line {number}")
     except UnicodeDecodeError as e:
@@ -53,6 +56,14 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.flo
     if width is None:
         raise ValueError(f"{path}: an empty file; get it from {SOURCE}")
     return found
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def _vector(numbers: Iterable[str], where: str) -> NDArray[np.float32]:

@@ -62,7 +62,7 @@ def _read_examples(held: Any, where: str) -> tuple[NDArray[np.float32], NDArray[
         raise ValueError(f"{where}: x and y must be numbers, the same shape for every example ({one_line(e)})") from e
     if y.ndim != 1 or x.shape[:1] != y.shape:
         raise ValueError(f"{where}: expected a label for each input, found x of shape {x.shape} and y of shape {y.shape}")
-    whole = (y == np.floor(y)) & (np.abs(y) < 2**53)  # from there on float64 leaves numbers out
+    whole = (y == np.floor(y)) & (y >= 0) & (y < 2**53)  # from there on float64 leaves numbers out
     if not whole.all():
         raise ValueError(f"{where}: expected the numbers of classes, 0, 1, 2, …, as labels, found {y[~whole][0]:g}")
     return x, y.astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from fedbuff.learn.cache import New
 from fedbuff.learn.glove import read_vectors
 
-VERSION = 1  # of what `prepare` makes
+VERSION = 2  # of what `prepare` makes
 SOURCE = "http://help.sentiment140.com/for-students"
 FILE = "training.1600000.processed.noemoticon.csv"
 TWEETS = 1_600_000  # in the whole set
@@ -55,18 +55,32 @@ def prepare(sources: Sequence[Path], vocabulary: int, tokens: int, new: New) -> 
 def read_tweets(path: Path) -> Iterator[tuple[str, int, str]]:
     """Account, sentiment (1 if positive) and text of each tweet."""
     _whole(path)
+    over = False
     with path.open(encoding=_encoding(path), newline="") as f:
-        reader = csv.reader(f)
+
+        def lines() -> Iterator[str]:
+            nonlocal over
+            yield from f
+            over = True
+            yield "\n"  # a row of its own, but where a quote is open
+
+        reader = csv.reader(lines())
         try:
+            began = 1
             for row in reader:
                 line = reader.line_num
+                if row and over:
+                    raise ValueError(f"{path}: line {began}: a quote that is not closed; get it again from {SOURCE}")
                 if not row and not any(reader):  # blank lines at the end
+                    if began == 1:
+                        raise ValueError(f"{path}: holds no tweet; get it from {SOURCE}")
                     return
                 if len(row) != 6 or row[0] not in ("0", "4"):
                     found = f"{len(row)} columns" if len(row) != 6 else f"polarity {row[0][:20]!r}"
                     where = f"{path}: line {line}"
                     raise ValueError(f"{where}: expected six columns, the first 0 or 4, found {found}; get it from {SOURCE}")
                 yield row[4], int(row[0] == "4"), row[5]
+                began = line + 1
         except (csv.Error, UnicodeDecodeError) as e:
             raise ValueError(f"{path}: line {reader.line_num}: not CSV ({e}); get it from {SOURCE}") from e
 

@@ -140,17 +140,28 @@ def active(run: Run, slices: int = SLICES) -> dict[str, list[float]]:
 def _starts_in_flight(run: Run) -> NDArray[np.float64]:
     """When the trips started that were in flight when the run stopped: they have no rows, they are the missing numbers.
 
-    A cohort starts at once. Otherwise numbers are in the order of start, so each began between its neighbours.
+    Numbers are in the order of start, so each began between its neighbours. Where a rule replaces trips, the last to start
+    did so when the last to be replaced ended; clients that come by themselves are taken to have come evenly.
     """
-    trips, in_flight, until = run.trips, run.summary["in_flight"], run.summary["virtual_time"]
-    if "cohort" in run.settings["server"]["start"]:
-        same = trips["start_time"][trips["start_version"] == run.summary["server_steps"]]
-        last_step = trips["end_time"][trips["server_step"] == run.summary["server_steps"]]
-        return np.full(in_flight, same[0] if len(same) else last_step.max(initial=0.0))
+    trips, rule, until = run.trips, run.settings["server"]["start"], run.summary["virtual_time"]
     order = np.argsort(trips["trip"])
     numbers, starts = trips["trip"][order], trips["start_time"][order]
-    missing = np.setdiff1d(np.arange(len(numbers) + in_flight), numbers, assume_unique=True)
-    between: NDArray[np.float64] = np.interp(missing, np.append(numbers, len(numbers) + in_flight), np.append(starts, until))
+    total = len(numbers) + run.summary["in_flight"]
+    missing = np.setdiff1d(np.arange(total), numbers, assume_unique=True)
+    if not ("refill" in rule or "cohort" in rule):
+        evenly: NDArray[np.float64] = np.interp(missing, np.append(numbers, total - 1), np.append(starts, until))
+        return evenly
+    first, begin, replaced = 0, 0.0, np.sort(trips["end_time"])
+    if "cohort" in rule:  # of the last one: who brought no update is replaced, unless it is a sample
+        now = trips["start_version"] == run.summary["server_steps"]
+        last_step = trips["end_time"][trips["server_step"] == run.summary["server_steps"]]
+        first, begin = int((~now).sum()), trips["start_time"][now].min() if now.any() else last_step.max(initial=0.0)
+        lost = now & (trips["outcome"] != "unused") & (not rule["cohort"].get("poisson"))
+        replaced = np.sort(trips["end_time"][lost])
+    began = np.append(np.full(max(1, total - first - len(replaced)), begin), replaced)
+    place = np.searchsorted(numbers, missing)
+    from_the_end = began[np.maximum(missing - total, -len(began))]
+    between: NDArray[np.float64] = np.clip(from_the_end, np.append(0.0, starts)[place], np.append(starts, until)[place])
     return between
 
 

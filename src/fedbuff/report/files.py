@@ -19,13 +19,17 @@ class FolderError(Exception):
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in place in one move."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Let `write` fill a temporary file beside `path`, then put it in place in one move; a pipe is written to."""
+    target = Path(os.path.realpath(path))  # a link stays one
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        if path.exists() and not path.is_file():  # nothing may take its place
+            write(path)
+            return
         write(temporary)
         with temporary.open("rb") as f:
             os.fsync(f.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as e:
         raise FolderError(f"can't write {path}: {e.strerror or e}; what was there before is still whole") from e
     finally:

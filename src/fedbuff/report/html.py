@@ -10,6 +10,7 @@ security policy lets no script run but its own.
 import base64
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -28,6 +29,7 @@ _COLOURS = 7  # in page.css; the next seven groups have them again, with another
 _BINS = 40  # of a histogram, at most
 _LONG = 120  # characters of a fact: then it is no cell of a table
 _SHORT = 24  # characters of a name that is said again and again
+_TURNING = {"R", "AL", "AN", "RLE", "RLO", "RLI"}  # kinds of characters that change the direction of what stands beside them
 _EVALUATIONS = 20_000  # shared by the curves of a page, so that many runs still make a small file
 
 
@@ -216,8 +218,8 @@ def view(digests: Sequence[Digest]) -> View:
     tables = {"summary": _summary_table(groups), "settings": _settings_tables(groups)}
     tables |= {name: made for name in ("privacy", "cost") if (made := _facts_table(groups, name))}
     trips = sum(d.summary["trips"] for d in digests)
-    tasks = ", ".join(dict.fromkeys(str(d.summary["task"]) for d in digests))
-    names = ", ".join(group.name for group in groups)
+    tasks = ", ".join(dict.fromkeys(_isolated(str(d.summary["task"])) for d in digests))
+    names = ", ".join(_isolated(group.name) for group in groups)
     runs = f"{len(digests)} runs" if len(digests) > 1 else f"seed {digests[0].summary['seed']}"
     return View(f"{names} on {tasks} · {runs} · {trips:,} trips", tables, _figures(groups), _about_curves(groups))
 
@@ -234,7 +236,7 @@ def grouped(digests: Sequence[Digest]) -> list[Group]:
         twins = [table for name, table in zip(names, tables, strict=True) if name == names[i]]
         differing = [key for key in tables[i] if any(table.get(key) != tables[i][key] for table in twins)]
         remarks = [f"{_told_apart(key, differing)} {tables[i][key]}" for key in differing[:3]]
-        name = " ".join([names[i], f"({', '.join(remarks)})" if remarks else ""]).strip()
+        name = f"{_isolated(names[i])} ({', '.join(remarks)})" if remarks else names[i].strip()
         while name in named:
             name += "′"
         named[name] = runs
@@ -245,6 +247,25 @@ def _told_apart(path: str, others: Sequence[str]) -> str:
     """The last part of a setting's path, with the first where others end alike: client.lr, server.lr."""
     first, last = path.partition(".")[0], path.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in others].count(last) == 1 else f"{first}.{last}"
+
+
+def _isolated(name: str) -> str:
+    """A name among other words, which stay in their order whatever is in it."""
+    turning = any(unicodedata.bidirectional(c) in _TURNING for c in name)
+    return f"\N{FIRST STRONG ISOLATE}{name}\N{POP DIRECTIONAL ISOLATE}" if turning else name
+
+
+def _reasons(group: Group) -> dict[str, list[int]]:
+    """Why runs stopped, with their seeds."""
+    found: dict[str, list[int]] = {}
+    for d in group.runs:
+        if reason := d.summary.get("stopped_by"):
+            found.setdefault(str(reason), []).append(d.summary["seed"])
+    return found
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _without_seed(d: Digest) -> dict[str, Any]:
@@ -276,11 +297,19 @@ def _summary_table(groups: Sequence[Group]) -> str:
                 _accuracy(row["accuracy"]),
                 Cell(f"{row['staleness_mean']:.1f}", _together(f"at most {max(stale):,}") if stale else ""),
                 Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in outcomes.items())),
-                f"{row['wall_seconds']:,.1f} s",
+                Cell(f"{row['wall_seconds']:,.1f} s", _stopped(_reasons(group))),
             ]
         )
     several = any(len(group.runs) > 1 for group in groups)
     return table(header, body, "Mean ± standard deviation over seeds" if several else "", "summary")
+
+
+def _stopped(reasons: Mapping[str, Sequence[int]]) -> str:
+    """Why, in few words."""
+    short = {reason: reason.partition(":")[0] for reason in reasons}
+    if len(reasons) == 1:
+        return "".join(short.values())
+    return "; ".join(f"{short[reason]} ({_together(_seeds(seeds))})" for reason, seeds in reasons.items())
 
 
 def _reached(row: Mapping[str, Any]) -> str:
@@ -299,7 +328,7 @@ def _cost_cell(row: Mapping[str, Any], first: Mapping[str, Any], cost: str, most
         return Cell(f"> {limit:,.{digits}f}", "not reached by all", share)
     spread = f" ± {row[cost]['std']:,.{digits}f}" if len(row["seeds"]) > 1 else ""
     ratio = row["ratio"][cost] if row["name"] != first["name"] and row["target"] == first["target"] else None
-    whose = f"{first['name']}’s" if len(first["name"]) <= _SHORT else "the first’s"
+    whose = f"{_isolated(first['name'])}’s" if len(first["name"]) <= _SHORT else "the first’s"
     remark = f"{_together(f'{ratio:.2f} ×')} {whose}" if ratio is not None else ""
     return Cell(f"{row[cost]['mean']:,.{digits}f}{spread}", remark, share)
 
@@ -410,12 +439,16 @@ def _about_curves(groups: Sequence[Group]) -> list[str]:
     """What the figure can't say itself."""
     tasks: dict[str, list[str]] = {}
     for group in groups:
-        tasks.setdefault(str(group.runs[0].summary["task"]), []).append(group.name)
+        tasks.setdefault(_isolated(str(group.runs[0].summary["task"])), []).append(_isolated(group.name))
     said = []
     if len(tasks) > 1:
         which = "; ".join(f"{', '.join(names)} on {task}" for task, names in tasks.items())
         said.append(f"These runs are of different tasks, so their curves can’t be compared: {which}.")
-    without = [group.name for group in groups if not any(d.curve["trips"] for d in group.runs)]
+    for group in groups:
+        for reason, seeds in _reasons(group).items():
+            if reason.startswith("diverged"):
+                said.append(f"{_isolated(group.name)}, {_seeds(seeds)}: {reason}.")
+    without = [_isolated(group.name) for group in groups if not any(d.curve["trips"] for d in group.runs)]
     if len(without) == len(groups):
         said.append("There were no evaluations, so there is nothing to draw.")
     elif without:

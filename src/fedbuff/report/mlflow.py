@@ -42,7 +42,6 @@ def mlflow(
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
-        from mlflow.exceptions import MlflowException
     except ImportError as e:
         raise ValueError("--mlflow needs MLflow: pip install 'fedbuff[mlflow]'") from e
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it would tell of every table it makes
@@ -51,8 +50,8 @@ def mlflow(
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
-    except (MlflowException, ImportError, OSError) as e:
-        raise ValueError(f"--mlflow {uri}: {e}") from e
+    except Exception as e:  # MLflow lets through what its database, network and files raise
+        raise ValueError(f"--mlflow {uri}: {(str(e).strip() or type(e).__name__).splitlines()[0]}") from e
 
     def send(settings: toml.Table) -> None:
         """What is waiting, every second, until the run is over."""

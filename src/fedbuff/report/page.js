@@ -29,9 +29,13 @@
   // ── numbers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-  const plain = (value, digits = 4) => Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
+  function plain(value, digits = 4) {
+    const [short, size] = [Number(value.toPrecision(digits)), Math.abs(value)];
+    return size && (size < 1e-6 || size >= 1e12) ? short.toExponential() : short.toLocaleString("en", { maximumFractionDigits: 8 });
+  }
   const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
   function onAxis(value) {
+    if (Math.abs(value) >= 1e12) return plain(value);
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(value) >= size * (size === 1e3 ? 10 : 1)) return plain(value / size) + letter;
     return plain(value);
@@ -95,7 +99,8 @@
         if (row.y !== undefined && row.y >= y0 && row.y <= y1)
           pointer.append(element("svg:circle", { class: "dot", "data-group": row.group % COLOURS, cx: X(found.at), cy: Y(row.y), r: 4 }));
       tip.replaceChildren(element("b", {}, found.title),
-        ...found.rows.map((row) => element("div", {}, row.bare ? null : chip(row.group), element("span", {}, row.text))));
+        ...found.rows.map((row) => element("div", {}, row.bare ? null : chip(row.group),
+          element("span", {}, row.name === undefined ? null : element("bdi", { dir: "ltr" }, row.name), row.text))));
       tip.hidden = false;
       const scale = box.clientWidth / width || 1;
       const at = X(found.at) * scale;
@@ -198,7 +203,7 @@
     const xs = [...new Set(lines.flatMap((line) => line.xs))].sort((a, b) => a - b);
     const ys = xs.map((x) => lines.map((line) => valueAt(line, x)));
     return {
-      seeds: lines.length, xs,
+      seeds: lines.length, xs, end: Math.max(0, ...runs.map((run) => run[cost][run[cost].length - 1] || 0)), // finite or not
       mean: ys.map((values) => values.reduce((a, b) => a + b, 0) / values.length),
       low: ys.map((values) => Math.min(...values)), high: ys.map((values) => Math.max(...values)),
     };
@@ -213,7 +218,7 @@
     const share = metric.endsWith(" accuracy");
     const written = (value) => (share ? percent(value) : plain(value));
     const targets = figures.targets.filter((target) => target.metric === metric).map((target) => target.value);
-    const end = Math.max(1e-9, ...groups.map((g) => g.xs[g.xs.length - 1]));
+    const end = Math.max(0, ...groups.map((g) => g.end)) || 1;
 
     function range(x0, x1) {
       const seen = [];
@@ -248,6 +253,9 @@
           class: "line", "data-group": g.group % COLOURS, "data-name": figures.groups[g.group].name,
           "stroke-dasharray": LAPS[lap(g.group) % LAPS.length] || DASHES[g.group % COLOURS] || null, d: path(g.xs.map((x, i) => [X(x), Y(g.mean[i])])),
         }));
+      for (const g of groups) // a line through one point is not to be seen
+        if (g.xs.length === 1 && g.xs[0] >= x0 && g.xs[0] <= x1)
+          above.append(element("svg:circle", { class: "dot", "data-group": g.group % COLOURS, cx: X(g.xs[0]), cy: Y(g.mean[0]), r: 4 }));
       const placed = [];
       for (const g of width < 560 || groups.length < 2 ? [] : groups) { // a name beside the end of each line, where there is room
         const last = g.xs.reduce((found, x, i) => (x >= x0 && x <= x1 ? i : found), -1);
@@ -274,7 +282,7 @@
       const rows = groups.filter((g) => at >= g.xs[0] && at <= g.xs[g.xs.length - 1]).map((g) => {
         const [mean, low, high] = ["mean", "low", "high"].map((name) => valueAt({ xs: g.xs, ys: g[name] }, at));
         const spread = g.seeds > 1 ? ` (${written(low)} to ${written(high)})` : "";
-        return { group: g.group, y: mean, text: `${figures.groups[g.group].name}: ${written(mean)}${spread}` };
+        return { group: g.group, y: mean, name: figures.groups[g.group].name, text: `: ${written(mean)}${spread}` };
       });
       return { at, title: `${plain(at, 6)} ${figures.costs[cost]}`, rows };
     }
