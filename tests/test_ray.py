@@ -180,5 +180,6 @@ def test_an_address_without_ray_is_a_mistake(small_task):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "no such host:6379", "127.0.0.1:99999"])
 def test_an_address_that_nobody_answers_at_is_one_line(address, small_task):
+    ray.shutdown()  # a cluster that this process is connected to would be used, whatever the address
     with pytest.raises(ValueError, match=r"nobody answers there .* HOST:PORT"):
         run(SERVERS["fedbuff"], small_task, engine="ray", address=address)
