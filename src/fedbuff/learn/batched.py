@@ -122,7 +122,7 @@ def _some(task: Task) -> list[int]:
 
 def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
     """Whether the loss of rows of many clients is the mean of what `row_losses` gives for each."""
-    every = [tuple(as_tensor(part, like=flat.vector) for part in task.clients[client]) for client in _some(task)]
+    every = [tuple(as_tensor(part[:_TRIAL_ROWS], like=flat.vector) for part in task.clients[client]) for client in _some(task)]
     some = [(x, y) for x, y in every if kind_of(x, y) == kind_of(*every[0])]
     each = max(1, _TRIAL_ROWS // len(some))
     x, y = (torch.cat([part[i][:each] for part in some]) for i in (0, 1))
