@@ -2,12 +2,12 @@
 
 from fedbuff.paper.cells import to_target
 from fedbuff.paper.experiment import Ask, Cells, Experiment
+from fedbuff.paper.methods import BATCH_SIZE
 from fedbuff.paper.result import Check, Number, Pair, Result
 from fedbuff.toml import Table
 
 SIZES = (1, 10, 100)
 WEIGHTINGS = {"lr-norm": "LR-Norm", "examples": "example weight", "uniform": "uniform weight"}
-BATCH = 32
 
 # thousands of trips: LR-Norm, example weight, uniform weight
 PAPER = {
@@ -18,7 +18,7 @@ PAPER = {
 
 def cells(ask: Ask) -> dict[str, Table]:
     """The other two weightings take full steps on small batches: their client learning rate is LR-Norm's mean one."""
-    usual = sum(min(n, BATCH) for n in ask.sizes) / len(ask.sizes) / BATCH
+    usual = sum(min(n, BATCH_SIZE) for n in ask.sizes) / len(ask.sizes) / BATCH_SIZE
     return {
         f"k{k}-{weighting}": ask.tables(
             "fedbuff", buffer_size=k, weighting=weighting, client_scale=1.0 if weighting == "lr-norm" else usual
