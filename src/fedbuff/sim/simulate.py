@@ -89,6 +89,7 @@ def simulate(
     from fedbuff.learn.cost import multiplications
     from fedbuff.learn.evaluate import blocks
     from fedbuff.learn.first_look import first_look
+    from fedbuff.learn.kernels.room import give_back
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
 
@@ -133,6 +134,7 @@ def simulate(
             raise ValueError(f"target={target}: the task {task.name!r} has no accuracy to reach it with")
     with contextlib.ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, settle())
+        at_the_end.callback(give_back)
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}

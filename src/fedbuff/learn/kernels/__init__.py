@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbuff.compiled import load
+from fedbuff.learn.kernels.room import room
 
 SOURCE = Path(__file__).parent
 # nothing here may assume finite numbers: a diverged client must be seen to
@@ -113,18 +114,15 @@ def needed() -> ctypes.CDLL:
     return kernels
 
 
-def room(*shape: int, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """Uninitialised numbers as kernels have them, whatever torch's default is."""
-    return torch.empty(shape, dtype=torch.float32, memory_format=memory_format)
-
-
 def ends(ranges: Ranges) -> Places:
     """Where each of some adjacent ranges ends."""
     return numbers([b for _, b in ranges])
 
 
 def channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+    if x.is_contiguous(memory_format=torch.channels_last) or usable(x) is None:
+        return x.contiguous(memory_format=torch.channels_last)
+    return room(*x.shape, memory_format=torch.channels_last).copy_(x)
 
 
 def convolve(
@@ -155,7 +153,7 @@ def norm_pool(
     if gamma is not None and beta is not None and gamma.stride(0) != beta.stride(0):  # one of them is frozen
         gamma, beta = gamma.contiguous(), beta.contiguous()
     y = room(n, c, x.shape[2] // pool, x.shape[3] // pool)
-    mean, rstd, where = room(n, c), room(n, c), torch.empty(y.numel(), dtype=torch.uint8)
+    mean, rstd, where = room(n, c), room(n, c), room(y.numel(), dtype=torch.uint8)
     kernels.norm_pool(
         x.data_ptr(), None if gamma is None else gamma.data_ptr(), None if beta is None else beta.data_ptr(), y.data_ptr(),
         mean.data_ptr(), rstd.data_ptr(), where.data_ptr(), len(groups), ends(groups), 0 if gamma is None else gamma.stride(0),
@@ -170,7 +168,7 @@ def norm_pool_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, and for each row and channel dγ, dβ and Σ dx."""
     mean, rstd, where = saved
-    dx = torch.empty_like(x)
+    dx = room(*x.shape, memory_format=torch.channels_last)
     dgamma, dbeta, dsum = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(mean)
     kernels.norm_pool_back(
         x.data_ptr(), dy.data_ptr(), where.data_ptr(), None if gamma is None else gamma.data_ptr(), mean.data_ptr(),
@@ -210,7 +208,7 @@ def lstm_back(
 ) -> Tensor:  # fmt: skip
     """The gradient of what the gates were made of, [rows, time, 4 hidden]; dc, that of the last state, is used up."""
     _rows, time, four = gates.shape
-    dgates = torch.empty_like(gates)
+    dgates = room(*gates.shape)
     kernels.lstm_back(
         gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), dgates.data_ptr(),
         len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1),
