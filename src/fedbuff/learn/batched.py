@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -33,6 +35,8 @@ from fedbuff.learn.twins import twin_of, why_no_twin
 from fedbuff.learn.twins.convolution import ConvTwin
 from fedbuff.learn.twins.dropout import Draws
 from fedbuff.learn.twins.step import Step
+
+Rows = Tensor | NDArray[Any]  # examples, or their labels
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
 _TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory
@@ -314,7 +318,7 @@ class Together:
         """
         if not any(isinstance(part, ConvTwin) for part in self.module.modules()):
             return True
-        w, x = self.flat.vector.detach()[None].to(self.device), self.examples(0)[0][:1].to(self.device)
+        w, x = self.flat.vector.detach()[None].to(self.device), self.joined([self.examples(0)[0][:1]])
         orders = []
         with torch.no_grad(), default_generator():
             for plain in (True, False):
@@ -326,9 +330,15 @@ class Together:
                 orders.append(self.current.step.draws.orders)
         return orders[0] == orders[1]
 
-    def examples(self, client: int) -> tuple[Tensor, Tensor]:
+    def examples(self, client: int) -> tuple[Rows, Rows]:
         x, y = self.task.clients[client]
-        return as_tensor(x, like=self.flat.vector), as_tensor(y, like=self.flat.vector)
+        return x if isinstance(x, Tensor) else np.asarray(x), y if isinstance(y, Tensor) else np.asarray(y)
+
+    def joined(self, parts: list[Rows]) -> Tensor:
+        """One tensor of several clients' rows. A tensor for each of a chunk's clients would take longer than to copy them."""
+        if any(isinstance(part, Tensor) for part in parts):
+            return torch.cat([as_tensor(part, like=self.flat.vector) for part in parts]).to(self.device)
+        return as_tensor(torch.from_numpy(np.concatenate(parts)), like=self.flat.vector).to(self.device)
 
     def at_once(self, trips: "Trips") -> bool:
         """Whether these trips' updates are gradients, so that these can be written to where updates belong."""
@@ -363,7 +373,8 @@ class Together:
                 y, shared = w[of[which]] - update[which], clients
                 gradient, where = torch.empty_like(y), numbers(range(len(active)))
             step = Step(clients, shared, y, gradient, where, draws, active, ends[-1], self.low)
-            self.gradients(step, trips.rows(active, q, self.device), scale, sizes)
+            x, label = (self.joined(parts) for parts in trips.rows(active, q))
+            self.gradients(step, x, label, scale, sizes)
             if sgd.weight_decay:
                 gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)
             if sgd.proximal and q > 0:
@@ -377,9 +388,8 @@ class Together:
             if q > 0:
                 update.index_add_(0, which, gradient)
 
-    def gradients(self, step: Step, rows: tuple[Tensor, Tensor], scale: Tensor, sizes: list[int]) -> None:
+    def gradients(self, step: Step, x: Tensor, label: Tensor, scale: Tensor, sizes: list[int]) -> None:
         """Fill the step's gradient with that of each client's mean loss, times its scale."""
-        x, label = rows
         self.current.step = step
         n = torch.tensor(sizes, device=self.device)
         each, counted = self.loss(self.module(x), label)
@@ -393,7 +403,7 @@ class Together:
 class Trips:
     """Some jobs, sorted by version, with their examples and the plan of their local steps."""
 
-    def __init__(self, jobs: list[Job], examples: list[tuple[Tensor, Tensor]], plans: list[list[Indices]]) -> None:
+    def __init__(self, jobs: list[Job], examples: list[tuple[Rows, Rows]], plans: list[list[Indices]]) -> None:
         self.jobs, self.examples, self.plans = jobs, examples, plans
 
     def versions(self) -> tuple[list[Vector], list[int], list[tuple[int, int]]]:
@@ -407,15 +417,15 @@ class Trips:
         starts = [of.index(v) for v in range(len(versions))]
         return versions, of, list(pairwise([*starts, len(of)]))
 
-    def rows(self, active: list[int], q: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of local step q."""
-        picked = [(*self.examples[j], torch.from_numpy(self.plans[j][q])) for j in active]
-        return torch.cat([x[i] for x, _, i in picked]).to(device), torch.cat([y[i] for _, y, i in picked]).to(device)
+    def rows(self, active: list[int], q: int) -> tuple[list[Rows], list[Rows]]:
+        """Inputs and labels of local step q, client by client."""
+        picked = [(*self.examples[j], self.plans[j][q]) for j in active]
+        return [x[i] for x, _, i in picked], [y[i] for _, y, i in picked]
 
 
-def kind_of(x: Tensor, y: Tensor) -> tuple[torch.Size, torch.Size]:
+def kind_of(x: Rows, y: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of an example: those of one batch have the same."""
-    return x.shape[1:], y.shape[1:]
+    return tuple(x.shape[1:]), tuple(y.shape[1:])
 
 
 def split(order: list[int], rows: list[int], kind: list[int]) -> list[list[int]]:

@@ -89,7 +89,7 @@ class Workers:
                 self._receive(None)
                 continue
             work = self._work.pop(mine)
-            self._hand_out(at_once=2)  # nobody will hand out more before this is done
+            self._hand_out(at_once=3)  # nobody will hand out more before this is done
             self._done[mine], seconds = timed(work, self._trainer, self._versions, self.updates)
             self._took(seconds)
             if mine != key:
