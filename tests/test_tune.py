@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from conftest import command
 from fedbuff import toml
 from fedbuff.presets import PRESETS
+from fedbuff.report.files import FolderError
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
-from fedbuff.tune import RANGES, STEPS, between, budget, check_space, cost, space_of, tune, with_values
+from fedbuff.tune import RANGES, STEPS, between, budget, check_space, cost, lately, space_of, tune, with_values
 
 SMALL = {
     "task": {"digits": {"clients": 60, "model": "linear"}},
@@ -44,6 +45,14 @@ def test_who_reaches_the_target_comes_before_who_does_not(trips, one, other, tar
     assert cost(trips, one, target, 1000) <= cost(None, min(other, target), target, 1000)
     below = sorted((min(one, target), min(other, target)))
     assert cost(None, below[1], target, 1000) <= cost(None, below[0], target, 1000) <= 2000
+
+
+def test_a_curve_that_wavers_is_judged_by_the_last_fifth_of_it():
+    accuracy = [0.1] * 8 + [0.8, 0.2, 0.8]
+    steady = [{"split": split, "trips": 10 * i, "accuracy": a} for i, a in enumerate(accuracy) for split in ("test", "other")]
+    assert lately(steady) == pytest.approx((0.8 + 0.2 + 0.8) / 3)
+    assert lately(steady[:-2]) < lately(steady)
+    assert lately([{"split": "test", "trips": 0, "accuracy": None}]) == 0.0
 
 
 def test_a_preset_says_what_can_be_searched():
@@ -191,8 +200,8 @@ def test_the_best_settings_run_as_the_study_says(small, fedbuff, tmp_path):
     for seed, expected in zip(study["seeds"], study["best"]["costs"], strict=True):
         how = ("--seed", seed, "--out", f"run{seed}", "--json")
         summary = json.loads(fedbuff("run", tmp_path / "study" / "best.toml", *how).stdout)
-        accuracy = summary["metrics"]["test"]["accuracy"]
-        assert cost(summary["trips_to_target"], accuracy, *budget(from_tables(best))) == pytest.approx(expected)
+        metrics = [json.loads(line) for line in (tmp_path / f"run{seed}" / "metrics.jsonl").read_text().splitlines()]
+        assert cost(summary["trips_to_target"], lately(metrics), *budget(from_tables(best))) == pytest.approx(expected)
 
 
 def test_hopeless_trials_are_given_up(tmp_path):
@@ -342,10 +351,10 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path):
     tune(SMALL, study, trials=1)
     kept = json.loads((study / "data.json").read_text())
     (study / "data.json").write_text(json.dumps({"digest": "another"}))
-    with pytest.raises(SettingsError, match="holds a study on other data"):
+    with pytest.raises(FolderError, match="holds a study on other data"):
         tune(SMALL, study, trials=1)
     (study / "data.json").write_text("[")
-    with pytest.raises(SettingsError, match=r"data\.json is damaged"):
+    with pytest.raises(FolderError, match=r"data\.json is damaged"):
         tune(SMALL, study, trials=1)
     (study / "data.json").unlink()
     assert tune(SMALL, study, trials=1)["trials"] == 1, "an earlier version's studies do not say"

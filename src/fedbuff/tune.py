@@ -3,17 +3,16 @@
     study = tune(tables, Path("runs/tune"), trials=30, workers=2)
 
 A trial is a run with one worker. It is judged by its trips to the target; one that does not get there within its trips comes
-after all that do, by the accuracy it had then. One whose learning curve lies below the median of the others' is given up. In
-the end the best three are run with another seed as well, and the best on both wins: a lucky seed finds learning rates at the
-edge. Trials are kept in SQLite: a study that was killed goes on where it stopped, and with one process ends the same as one
-that was not.
+after all that do, by its accuracy over the last fifth of them. One whose learning curve lies below the median of the others'
+is given up. In the end the best three are run with another seed as well, and the best on both wins: a lucky seed finds
+learning rates at the edge. Trials are kept in SQLite: a study that was killed goes on where it stopped, and with one process
+ends the same as one that was not.
 """
 
-import contextlib
 import json
+import math
 import multiprocessing
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from fedbuff import settings, toml
 from fedbuff.core import check
 from fedbuff.core.random import seed_for
-from fedbuff.learn.data import data_of
 from fedbuff.presets import PRESETS
-from fedbuff.report.files import lock, write_json, write_text
+from fedbuff.report.files import write_json, write_text
 from fedbuff.sim.simulation import Status
 from fedbuff.toml import SettingsError, Table
+from fedbuff.tune_folder import opened
 
 if TYPE_CHECKING:
     import optuna
@@ -96,7 +95,8 @@ def tune(
     space, tables = space_of(tables, RANGES[ranges])
     budget(settings.from_tables(tables))  # which checks that there is one
     check_space(tables, space)
-    with opened(out, tables, space) as database:
+    ranges_of = {path: toml.fields_of(r) if isinstance(r, between) else list(r) for path, r in space.items()}
+    with opened(out, tables, ranges_of) as database:
         study = make_study(database)
         stale(study)
         known = {json.dumps(t.system_attrs.get("fixed_params"), sort_keys=True) for t in study.get_trials(deepcopy=False)}
@@ -198,54 +198,6 @@ def _check_path(tables: Table, path: str) -> None:
         named = list(at) if isinstance(at, dict) else [at]
         if key in settings.CHOICES and at and kind not in named:
             raise SettingsError(f"tune.{path}: {key} is {toml.show(named[0])} here; search that one, or change the file")
-
-
-@contextlib.contextmanager
-def opened(out: Path, tables: Table, space: Space) -> Iterator[Path]:
-    """The study's database, which nobody else is using, and which is whole and of the same settings."""
-    out.mkdir(parents=True, exist_ok=True)
-    text = toml.dumps(
-        {**tables, "tune": {path: toml.fields_of(r) if isinstance(r, between) else list(r) for path, r in space.items()}}
-    )
-    with lock(out):
-        kept = out / "settings.toml"
-        try:
-            same = not kept.exists() or kept.read_text(encoding="utf-8") == text
-        except (OSError, UnicodeDecodeError) as e:
-            raise SettingsError(f"{kept}: not a study's settings ({e}); remove the study, or choose another --out") from e
-        if not same:
-            raise SettingsError(f"{out} holds a study of other settings or ranges; choose another --out, or remove it")
-        database = (out / "study.db").resolve()
-        check_whole(database)
-        check_data(out / "data.json", tables, begun=kept.exists())
-        write_text(kept, text)
-        yield database
-
-
-def check_data(kept: Path, tables: Table, begun: bool) -> None:
-    """Refuse to go on with a study on other data; one that does not say which it was is trusted."""
-    if begun and not kept.exists():
-        return
-    digest = data_of(settings.from_tables(tables).load_task()).digest
-    try:
-        there = json.loads(kept.read_text(encoding="utf-8"))["digest"] if kept.exists() else digest
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        raise SettingsError(f"{kept} is damaged ({e!r}): remove it if the data is what it was") from e
-    if there != digest:
-        raise SettingsError(f"{kept.parent} holds a study on other data ({there}, at hand {digest}); choose another --out")
-    write_json(kept, {"digest": digest})
-
-
-def check_whole(database: Path) -> None:
-    """Refuse a damaged database: Optuna may notice after hours."""
-    try:
-        with contextlib.closing(sqlite3.connect(database, timeout=60)) as db:
-            (found,) = db.execute("pragma integrity_check(1)").fetchone()
-    except sqlite3.Error as e:
-        found = str(e)
-    if found != "ok":
-        why = found.splitlines()[-1]  # the first only names the database
-        raise SettingsError(f"{database}: not a whole database ({why}); remove the study, or choose another --out")
 
 
 def make_study(database: Path, seed: int = 0) -> "optuna.Study":
@@ -366,10 +318,21 @@ def judge(trial: "optuna.Trial | None", tables: Table) -> tuple[float, dict[str,
             if trial.should_prune():
                 raise _HopelessError
 
-    summary = experiment.run(workers=1, progress=watch).summary
-    reached, accuracy = summary["trips_to_target"], next(iter(summary["metrics"].values()))["accuracy"] or 0.0
-    facts = {"reached": reached is not None, "accuracy": accuracy, "stopped_by": summary["stopped_by"]}
+    run = experiment.run(workers=1, progress=watch)
+    reached, accuracy = run.summary["trips_to_target"], lately(run.metrics)
+    facts = {"reached": reached is not None, "accuracy": accuracy, "stopped_by": run.summary["stopped_by"]}
     return cost(reached, accuracy, target, trips), facts
+
+
+def lately(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """The mean accuracy over the last fifth of a run's trips: where a curve wavers, its last point is a matter of luck.
+
+    >>> lately([{"split": "test", "trips": trips, "accuracy": trips / 100} for trips in (0, 70, 80, 90, 100)])
+    0.9
+    """
+    split, end = metrics[0]["split"], metrics[-1]["trips"]
+    last = [m.get("accuracy") or 0.0 for m in metrics if m["split"] == split and m["trips"] >= 0.8 * end]
+    return math.fsum(last) / len(last)
 
 
 def cost(reached: int | None, accuracy: float, target: float, trips: int) -> float:

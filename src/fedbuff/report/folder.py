@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedbuff import toml
 from fedbuff.report.files import FolderError, lock, make_writable_folder, write_atomically, write_json, write_text
+from fedbuff.report.same_data import DATA, see_data
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,7 +33,9 @@ class Folder:
         self._lock = lock(path)
         try:
             self._claim(toml.dumps(settings), resume)
-            self._see_data(data)
+            begun = self._checkpoint.exists() or self.finished
+            if data is not None and ((path / DATA).exists() or not begun):  # an earlier version's runs did not say
+                see_data(path, data, "run")
         except BaseException:
             self._lock.close()
             raise
@@ -47,24 +50,6 @@ class Folder:
             raise FolderError(f"{self.path} already holds a run: go on with --resume, or choose another --out")
         elif (kept := existing.read_text(encoding="utf-8")) != text:
             raise FolderError(f"{self.path} holds a run with other settings: {_difference(kept, text)}")
-
-    def _see_data(self, data: str | None) -> None:
-        kept = self.path / "data.json"
-        if data is None:
-            return
-        if not kept.exists():
-            if not (self._checkpoint.exists() or self.finished):  # an earlier version's runs did not say
-                write_json(kept, {"digest": data})
-            return
-        try:
-            there = json.loads(kept.read_text(encoding="utf-8"))["digest"]
-        except (OSError, ValueError, TypeError, KeyError) as e:
-            raise FolderError(f"{kept} is damaged ({e!r}): remove it if the data is what it was") from e
-        if there != data:
-            raise FolderError(
-                f"{self.path} holds a run on other data, whose clients have other examples or labels (digest {there}, at hand "
-                f"{data}): choose another --out"
-            )
 
     def __enter__(self) -> "Folder":
         return self
