@@ -544,7 +544,7 @@ def weight_used_elsewhere() -> nn.Module:
         (OwnLayer, F.cross_entropy, "OwnLayer holds parameters of its own and is not one of Linear, Conv1d"),
         (lambda: FunctionalDropout(4, 3), F.cross_entropy, "FunctionalDropout holds parameters"),
         (lambda: nn.Sequential(nn.AlphaDropout(0.1), nn.Linear(4, 3)), F.cross_entropy, "0: AlphaDropout draws its own"),
-        (functional_dropout, F.cross_entropy, "other updates.*draws random numbers"),
+        (functional_dropout, F.cross_entropy, "^the model draws random numbers itself"),
         (mixing_rows, F.cross_entropy, "other updates.*mixes rows"),
         (weight_used_elsewhere, F.cross_entropy, "failed with AttributeError"),
         (lambda: nn.Linear(4, 3), lambda out, y: F.cross_entropy(out, y, reduction="sum"), "not the mean over its rows"),
@@ -602,7 +602,7 @@ def test_a_trial_that_diverges_proves_nothing(scale):
         return why_not(task, careful, 0, initial_weights(task, 0)[0])
 
     assert "other updates" in str(reason(lambda x: x - x.mean(0)))
-    assert "other updates" in str(reason(lambda x: F.dropout(x, 0.3)))
+    assert reason(lambda x: F.dropout(x, 0.3)) == "the model draws random numbers itself"
     assert reason(lambda x: x) is None
 
 

@@ -286,3 +286,171 @@ def test_class_weights_survive_a_second_look_in_double_precision(monkeypatch):
     task = task_of(lambda: nn.Linear(4, 3), clients_of((4,)), nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0])))
     assert why_not(task, SGD, 3, initial_weights(task, 3)[0]) is None
     assert len(asked) == 3
+
+
+# ── found by a tester once kernels' arrays lay in blocks, and clients' rows were joined before they were a tensor ─────────────
+
+
+class AddsInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(2, 16), nn.ReLU(), nn.MaxPool2d(2))
+        self.end = nn.Linear(4096, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        x += 1
+        return self.end(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8192, 3)),
+        AddsInPlace,
+    ],
+    ids=["relu", "added"],
+)
+def test_what_a_large_convolution_says_may_be_changed_in_place(model):
+    """A few rows, as in the trial, are less than a block of memory; those of the run are more."""
+    task = task_of(model, clients_of((3, 32, 32), sizes=[20] * 12))
+    expected, found = both_ways(task, SGD, trips=12, versions=2)
+    assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+class ScalesItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.end(x.sub_(0.5).mul_(2))
+
+
+def losses(task, **how) -> list[float]:
+    server = fb.Server(start=fb.refill(12), buffer_size=4)
+    run = fb.simulate(server, task, client=SGD, until=fb.trips(40), evaluate_every=10, workers=1, say=lambda _: None, **how)
+    return [m["loss"] for m in run.metrics]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_model_that_changes_its_input_does_not_change_the_data(batched):
+    clients = clients_of((4,), sizes=[9] * 24)
+    tensors = [(torch.tensor(x), torch.tensor(y)) for x, y in clients]
+    how = {"training": Training(batched=batched)}
+    assert losses(task_of(ScalesItsInput, tensors), **how) == losses(task_of(ScalesItsInput, clients), **how)
+    assert all(np.array_equal(x.numpy(), old) for (x, _), (old, _) in zip(tensors, clients, strict=True))
+
+
+def test_tensors_that_want_a_gradient_are_data_too(tmp_path):
+    clients = clients_of((4,), sizes=[9] * 24)
+    wanting = [(torch.tensor(x, requires_grad=True), y) for x, y in clients]
+    assert losses(task_of(lambda: nn.Linear(4, 3), wanting), out=tmp_path / "run") == losses(
+        task_of(lambda: nn.Linear(4, 3), clients)
+    )
+
+
+class BytesOrFloats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.end(x if x.is_floating_point() else x / 255)
+
+
+def test_clients_with_examples_of_another_type_are_not_joined_to_them():
+    rng = np.random.default_rng(0)
+    some = [(rng.integers(0, 256, (20, 12)).astype(np.uint8), rng.integers(0, 3, 20)) for _ in range(12)]
+    others = [(rng.random((5, 12), np.float32), rng.integers(0, 3, 5)) for _ in range(12)]
+    expected, found = both_ways(task_of(BytesOrFloats, some + others), SGD, trips=24, versions=3)
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_integers_of_every_kind_are_indices():
+    """Of unsigned and signed ones numpy makes floats."""
+    rng = np.random.default_rng(0)
+    kinds = [np.int64, np.uint64, np.int32, np.uint8]
+    clients = [
+        (rng.integers(0, 20, (9, 5)).astype(kinds[i % 4]), rng.integers(0, 3, 9).astype(kinds[i // 4 % 4])) for i in range(16)
+    ]
+    task = task_of(lambda: nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(30, 3)), clients)
+    expected, found = both_ways(task, SGD, trips=24, versions=3)
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class SeldomNoisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Linear(4, 3)
+
+    def forward(self, x):
+        noise = 0.1 * torch.randn_like(x) if self.training and torch.rand(()) < 0.001 else 0.0
+        return self.end(x + noise)
+
+
+def test_who_draws_random_numbers_is_noticed_even_if_nothing_comes_of_it():
+    assert refused(SeldomNoisy) == "the model draws random numbers itself"
+
+
+class MixesWhenEvaluated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.end(x if self.training else x - x.mean(0))
+
+
+def test_rows_that_are_mixed_in_evaluation_only_are_evaluated_as_the_model_says():
+    clients = clients_of((4,), sizes=[9] * 24)
+    held_out = clients_of((4,), sizes=[600], seed=5)[0]
+    task = fb.Task(MixesWhenEvaluated, F.cross_entropy, clients, held_out)
+    assert losses(task) == pytest.approx(losses(task, training=Training(batched=False)), rel=1e-5)
+
+
+def test_a_buffer_that_is_made_when_the_model_is_first_applied_is_taken_over():
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+
+        def forward(self, x):
+            if not hasattr(self, "mask"):
+                self.register_buffer("mask", torch.rand(4))
+            return self.end(x * self.mask)
+
+    task = task_of(Lazy, clients_of((4,), sizes=[9] * 24))
+    one, other = (initial_weights(task, 0)[0] for _ in range(2))
+    one.module(torch.ones(1, 4))
+    other.hold(one.constants())
+    assert torch.equal(one.module(torch.ones(1, 4)), other.module(torch.ones(1, 4)))
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)  # is the caller's own affair
+        runs.append(losses(task))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_run_trains_whatever_its_caller_is_at(mode):
+    task = task_of(lambda: nn.Linear(4, 3), clients_of((4,), sizes=[9] * 24))
+    with mode():
+        within = losses(task)
+    assert within == losses(task)
+
+
+def test_bfloat16_may_be_in_the_data_and_in_buffers_but_not_in_the_weights(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = nn.Linear(4, 3)
+            self.register_buffer("scale", torch.ones(4, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            return self.end(x * self.scale)
+
+    clients = [(torch.tensor(x).bfloat16(), y) for x, y in clients_of((4,), sizes=[9] * 24)]
+    assert np.isfinite(losses(task_of(Scaled, clients), out=tmp_path / "run")).all()
+    with pytest.raises(ValueError, match="the model's weights are bfloat16"):
+        losses(task_of(lambda: Scaled().bfloat16(), clients))

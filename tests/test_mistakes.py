@@ -401,3 +401,16 @@ def test_a_plot_is_where_save_says(run, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     with refused(f"{tmp_path}: is a folder"):
         run.plot("loss").save(tmp_path)
+
+
+def test_labels_that_a_loss_can_be_computed_of_but_not_trained_on():
+    task = fitting(model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.Flatten(0)), loss=F.huber_loss)
+    with refused(
+        r"clients\[0\]: model and loss can't be trained on inputs float32\[10, 8\] and labels int64\[10\]: Found dtype Long"
+    ):
+        first_look(task, initial_weights(task, 0)[0])
+
+
+def test_a_learning_rate_beyond_float32():
+    with refused(r"lr=1e\+39: expected a number >= 0 and <= 3e\+38"):
+        fb.LocalSGD(lr=1e39)

@@ -215,6 +215,39 @@ def test_hopeless_trials_are_given_up(tmp_path):
     assert study["all"][5]["looks"] < STEPS == study["all"][0]["looks"]
 
 
+def test_a_trial_that_diverges_comes_last_however_good_it_was_before(tmp_path):
+    (tmp_path / "bounded.py").write_text(
+        "import fedbuff as fb\nimport numpy as np\nimport torch\n"
+        "def loss(o, y):  # softmax by hand: overflows when outputs exceed 88\n"
+        "    return -(o.exp() / o.exp().sum(1, keepdim=True)).gather(1, y[:, None]).log().mean()\n"
+        "def task():\n"
+        "    rng = np.random.default_rng(0)\n"
+        "    w = rng.normal(size=(4, 3))\n"
+        "    x = rng.normal(size=(21, 20, 4)).astype(np.float32)\n"
+        "    clients = [(part, (part @ w + rng.normal(size=(20, 3))).argmax(1)) for part in x]\n"
+        "    return fb.Task(lambda: torch.nn.Linear(4, 3), loss, clients[1:], clients[0])\n"
+    )
+    tables = {
+        "evaluate_every": 5,
+        "task": {"python": {"file": str(tmp_path / "bounded.py"), "function": "task"}},
+        "server": {"start": {"refill": {"concurrency": 5}}, "buffer_size": 5},
+        "client": {"lr": 0.1},
+        "until": {"accuracy": 0.999, "trips": 300},
+        "tune": {"client": {"lr": [0.003, 80.0]}},
+    }
+    study = tune(tables, tmp_path / "study", trials=2, first=[{"client.lr": 0.003}, {"client.lr": 80.0}])
+    stable, diverged = (trial["cost"] for trial in study["all"])
+    assert diverged == 600
+    assert stable < diverged
+    assert study["best"]["values"] == {"client.lr": 0.003}
+
+
+def test_a_mistake_that_only_a_trial_sees_is_a_line_of_each_process(small, fedbuff):
+    done = fedbuff("tune", small, "--workers", 2, "--trials", 2, "--set", "task.digits.clients=3", code=2)
+    assert "Traceback" not in done.stderr
+    assert 2 <= len(done.stderr.splitlines()) <= 4, done.stderr
+
+
 def values(folder):
     return [(trial["values"], trial["cost"]) for trial in json.loads((folder / "study.json").read_text())["all"]]
 

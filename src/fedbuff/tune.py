@@ -13,6 +13,7 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from fedbuff.core import check
 from fedbuff.core.random import seed_for
 from fedbuff.presets import PRESETS
 from fedbuff.report.files import write_json, write_text
-from fedbuff.sim.simulation import Status
+from fedbuff.sim.simulation import DIVERGED, Status
 from fedbuff.toml import SettingsError, Table
 from fedbuff.tune_folder import opened
 
@@ -263,7 +264,10 @@ def beside(database: Path, tables: Table, space: Space, trials: int, seed: int) 
             os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    work(database, tables, space, trials, seed)
+    try:
+        work(database, tables, space, trials, seed)
+    except (SettingsError, ValueError) as e:
+        sys.exit(f"fedbuff: {e}")
 
 
 def work(
@@ -319,8 +323,9 @@ def judge(trial: "optuna.Trial | None", tables: Table) -> tuple[float, dict[str,
                 raise _HopelessError
 
     run = experiment.run(workers=1, progress=watch)
-    reached, accuracy = run.summary["trips_to_target"], lately(run.metrics)
-    facts = {"reached": reached is not None, "accuracy": accuracy, "stopped_by": run.summary["stopped_by"]}
+    reached, why = run.summary["trips_to_target"], run.summary["stopped_by"]
+    accuracy = 0.0 if why == DIVERGED else lately(run.metrics)  # however good it was before
+    facts = {"reached": reached is not None, "accuracy": accuracy, "stopped_by": why}
     return cost(reached, accuracy, target, trips), facts
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.flat import Buffers, Flat, as_tensor
+from fedbuff.learn.flat import Buffers, Flat, as_tensor, cast
 from fedbuff.learn.generator import default_generator
 from fedbuff.learn.kernels import numbers
 from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time, room_for
@@ -82,7 +82,9 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
     try:
         if not _loss_is_a_mean(task, flat):
             return "the loss of a batch is not the mean over its rows"
-        found = _tried(task, short, seed, flat)
+        found, drew = _tried(task, short, seed, flat)
+        if drew:
+            return "the model draws random numbers itself"
         if _agree(found, expected, weights):
             return None
         # a number that is the larger of two by a hair may be the smaller one after other rounding, and change an update
@@ -93,7 +95,7 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
-        if _agree(found, expected, weights, _FLIPPED) and _agree(_tried(exact, short, seed, double), doubled, start):
+        if _agree(found, expected, weights, _FLIPPED) and _agree(_tried(exact, short, seed, double)[0], doubled, start):
             return None
     except Exception as error:
         return f"training several trips at once failed with {type(error).__name__}: {error}"
@@ -165,9 +167,12 @@ def _elsewhere(flat: Flat) -> Vector:
     return weights
 
 
-def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> Matrix:
-    with default_generator():
-        return batched(task, sgd, seed, flat)(_trial(task, flat))
+def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[Matrix, bool]:
+    """The updates, and whether the model drew from torch's generator, which is not a trip's own here: twins have theirs."""
+    with default_generator() as generator:
+        train, before = batched(task, sgd, seed, flat), generator.get_state()
+        updates = train(_trial(task, flat))
+        return updates, not torch.equal(before, generator.get_state())
 
 
 def _agree(found: Matrix, expected: Matrix, weights: Vector, tolerance: float = _TOLERANCE) -> bool:
@@ -335,10 +340,9 @@ class Together:
         return x if isinstance(x, Tensor) else np.asarray(x), y if isinstance(y, Tensor) else np.asarray(y)
 
     def joined(self, parts: list[Rows]) -> Tensor:
-        """One tensor of several clients' rows. A tensor for each of a chunk's clients would take longer than to copy them."""
-        if any(isinstance(part, Tensor) for part in parts):
-            return torch.cat([as_tensor(part, like=self.flat.vector) for part in parts]).to(self.device)
-        return as_tensor(torch.from_numpy(np.concatenate(parts)), like=self.flat.vector).to(self.device)
+        """One tensor of several clients' rows, of one kind. A tensor for each of them would take longer than to copy them."""
+        both = torch.cat(parts).detach() if isinstance(parts[0], Tensor) else torch.from_numpy(np.concatenate(parts))  # type: ignore[arg-type]
+        return cast(both, like=self.flat.vector).to(self.device)
 
     def at_once(self, trips: "Trips") -> bool:
         """Whether these trips' updates are gradients, so that these can be written to where updates belong."""
@@ -423,9 +427,9 @@ class Trips:
         return [x[i] for x, _, i in picked], [y[i] for _, y, i in picked]
 
 
-def kind_of(x: Rows, y: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of an example: those of one batch have the same."""
-    return tuple(x.shape[1:]), tuple(y.shape[1:])
+def kind_of(x: Rows, y: Rows) -> tuple[Any, ...]:
+    """The shape and type of an example: those of one batch have the same."""
+    return tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype
 
 
 def split(order: list[int], rows: list[int], kind: list[int]) -> list[list[int]]:

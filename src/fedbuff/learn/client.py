@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from fedbuff.core import check
 
+_LARGEST = 3e38  # that float32 knows, about
+
 
 @dataclass(frozen=True)
 class LocalSGD:
@@ -28,7 +30,7 @@ class LocalSGD:
     lr_norm: bool = False
 
     def __post_init__(self) -> None:
-        check.number(0, lr=self.lr, weight_decay=self.weight_decay, proximal=self.proximal)
+        check.number(0, _LARGEST, lr=self.lr, weight_decay=self.weight_decay, proximal=self.proximal)
         check.number(0, 1, momentum=self.momentum)
         check.integer(1, epochs=self.epochs, batch_size=self.batch_size)
         if self.steps is not None:

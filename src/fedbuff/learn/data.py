@@ -46,7 +46,7 @@ def quick_digest(task: Task, constants: Constants) -> str:
 def _labels(task: Task, sizes: Sequence[int], clients: Sequence[int]) -> str:
     seen = hashlib.sha256(np.asarray(sizes, np.int64).tobytes())
     for client in clients:
-        seen.update(np.ascontiguousarray(task.clients[client][1], np.float64).tobytes())
+        seen.update(np.ascontiguousarray(_array(task.clients[client][1]), np.float64).tobytes())
     return seen.hexdigest()[:12]
 
 
@@ -61,8 +61,16 @@ def _digest(task: Task, sizes: Sequence[int], clients: Sequence[int], constants:
 
 
 def _bytes(values: Any) -> bytes:
-    array = np.ascontiguousarray(values)
+    array = np.ascontiguousarray(_array(values))
     return b"" if array.dtype.hasobject else f"{array.dtype} {array.shape}".encode() + array.tobytes()
+
+
+def _array(values: Any) -> Any:
+    if not hasattr(values, "detach"):
+        return values
+    from fedbuff.learn.flat import as_array  # a tensor: torch is there already
+
+    return as_array(values)
 
 
 def _spread(clients: int, count: int) -> list[int]:

@@ -28,13 +28,14 @@ def first_look(task: Task, flat: Flat, device: str = "cpu") -> None:
     training = flat.module.training
     flat.module.eval()  # draws no random numbers, and remembers nothing
     try:
-        with torch.no_grad(), default_generator():
+        with torch.no_grad(), default_generator() as generator:
+            generator.manual_seed(0)  # for what a model draws when it is first applied
             output = _try(task, flat, "clients[0]", *task.clients[0], gradient=True)
             _others_fit(task, flat)
             for name, (x, y) in task.splits.items():
                 found = _try(task, flat, f"evaluate, {name}", x, y)
                 if task.accuracy is not None:
-                    with _said_where(task, f"evaluate, {name}", x, y, "accuracy"):
+                    with _said_where(task, f"evaluate, {name}", x, y, "accuracy can't be applied to"):
                         right(task.accuracy(found, as_tensor(y[:_ROWS], like=flat.vector)), len(found))
     finally:
         flat.module.train(training)
@@ -51,12 +52,26 @@ def _try(task: Task, flat: Flat, where: str, x: Any, y: Any, gradient: bool = Fa
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise ValueError(f"loss: expected the mean over the examples, one number; got {found}")
-    if gradient and not loss.requires_grad and not _trains(task, flat, inputs, labels):
-        raise ValueError(
-            f"task {task.name!r}, loss: has no gradient, so nothing can be learned from it; compute it with torch from the "
-            "model's output, without detach(), item() or numpy"
-        )
+    if gradient and not _differentiable(loss, flat):
+        with _said_where(task, where, x, y, "model and loss can't be trained on"):
+            trains = _trains(task, flat, *(as_tensor(part[:_ROWS], like=flat.vector) for part in (x, y)))
+        if not trains:
+            raise ValueError(
+                f"task {task.name!r}, loss: has no gradient, so nothing can be learned from it; compute it with torch from the "
+                "model's output, without detach(), item() or numpy"
+            )
     return output
+
+
+def _differentiable(loss: torch.Tensor, flat: Flat) -> bool:
+    try:
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    finally:
+        flat.gradient.zero_()
+    return loss.requires_grad
 
 
 def _trains(task: Task, flat: Flat, inputs: torch.Tensor, labels: torch.Tensor) -> bool:
@@ -64,8 +79,12 @@ def _trains(task: Task, flat: Flat, inputs: torch.Tensor, labels: torch.Tensor) 
     flat.module.train()
     try:
         with torch.enable_grad():
-            return task.loss(flat.module(inputs), labels).requires_grad
+            loss = task.loss(flat.module(inputs), labels)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            return bool(loss.requires_grad)
     finally:
+        flat.gradient.zero_()
         flat.module.eval()
 
 
@@ -82,13 +101,13 @@ def _others_fit(task: Task, flat: Flat) -> None:
 
 
 @contextmanager
-def _said_where(task: Task, where: str, x: Any, y: Any, what: str = "model and loss") -> Iterator[None]:
+def _said_where(task: Task, where: str, x: Any, y: Any, what: str = "model and loss can't be applied to") -> Iterator[None]:
     try:
         yield
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as e:
         # what torch says of shapes and types that don't fit
         raise ValueError(
-            f"task {task.name!r}, {where}: {what} can't be applied to inputs {_kind(x)} and labels {_kind(y)}: "
+            f"task {task.name!r}, {where}: {what} inputs {_kind(x)} and labels {_kind(y)}: "
             f"{(str(e).splitlines() or [type(e).__name__])[0]}"
         ) from e
 

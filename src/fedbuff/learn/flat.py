@@ -1,5 +1,7 @@
 """A model as one flat vector: the only form in which the rest of fedbuff knows it."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,6 +28,11 @@ class Flat:
             raise ValueError("the model has no trainable parameters")
         parts = list(self.parameters.values())
         self.vector = torch.cat([p.detach().reshape(-1) for p in parts])
+        if self.vector.dtype == torch.bfloat16:
+            raise ValueError(
+                "the model's weights are bfloat16, in which small updates vanish; make them float32, and have products "
+                "computed in bfloat16 with training.precision='bfloat16'"
+            )
         self.gradient = torch.zeros_like(self.vector)
         for p, w, g in zip(parts, self._cut(self.vector), self._cut(self.gradient), strict=True):
             p.data, p.grad = w, g
@@ -50,20 +57,25 @@ class Flat:
         """What the model holds besides weights: frozen parameters, and buffers as they were at first."""
         self.buffers.reset()
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if name not in self.parameters}
-        return {name: t.numpy().copy() for name, t in [*frozen.items(), *self.module.named_buffers()]}
+        return {name: as_array(t).copy() for name, t in [*frozen.items(), *self.module.named_buffers()]}
 
     def hold(self, constants: dict[str, NDArray[np.generic]]) -> None:
         """Take over the constants of another copy of the model, whose own were perhaps drawn at random."""
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         with torch.no_grad():
             for name, values in constants.items():
-                own[name].copy_(torch.from_numpy(np.array(values)))
+                tensor = torch.from_numpy(np.array(values))
+                if name in own:
+                    own[name].copy_(tensor)
+                else:  # the model makes it when it is first applied
+                    owner, _, leaf = name.rpartition(".")
+                    self.module.get_submodule(owner).register_buffer(leaf, tensor)
         self.buffers = Buffers(self.module)
 
     def named(self, weights: Vector) -> dict[str, NDArray[np.floating]]:
         """The model's whole state dict with these weights, frozen parameters and buffers included."""
         self.load(weights)
-        return {name: np.array(tensor.numpy()) for name, tensor in self.module.state_dict().items()}
+        return {name: np.array(as_array(tensor)) for name, tensor in self.module.state_dict().items()}
 
 
 class Buffers:
@@ -79,6 +91,18 @@ class Buffers:
 
 
 def as_tensor(array: object, like: torch.Tensor) -> torch.Tensor:
-    """Inputs or labels as a tensor: floats in the model's dtype, integers as torch wants its labels and indices."""
-    tensor = array if isinstance(array, torch.Tensor) else torch.tensor(np.asarray(array))
+    """A copy of inputs or labels, as the model takes them: its code may change them in place."""
+    own = array.detach().clone() if isinstance(array, torch.Tensor) else torch.tensor(np.ascontiguousarray(array))
+    return cast(own, like)
+
+
+def cast(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Floats in the model's dtype, integers as torch wants its labels and indices."""
     return tensor.to(like.dtype) if tensor.is_floating_point() else tensor.long()
+
+
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor as numpy has it, which knows no bfloat16."""
+    tensor = tensor.detach().cpu()
+    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return found

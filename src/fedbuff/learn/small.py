@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.flat import Flat, as_tensor, cast
 from fedbuff.learn.kernels import Sgd, usable
 from fedbuff.learn.local import Job, Matrix, Train, room_for
 from fedbuff.learn.shuffle import beginning
@@ -151,9 +151,9 @@ class Places:
     def find(self, client: int, kept: list[Any]) -> tuple[int, int, int] | None:
         x, y = self.task.clients[client]
         if not (type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous):
-            x = as_tensor(x, like=self.flat.vector).contiguous().numpy()
+            x = self.as_array(x)
         if not (type(y) is np.ndarray and y.dtype == np.int64 and y.flags.c_contiguous):
-            y = as_tensor(y, like=self.flat.vector).contiguous().numpy()
+            y = self.as_array(y)
         n = len(y)
         if x.dtype != np.float32 or y.dtype != np.int64 or y.ndim != 1 or n == 0 or len(x) != n:
             return None
@@ -161,3 +161,9 @@ class Places:
             return None
         kept += [x, y]
         return x.__array_interface__["data"][0], y.__array_interface__["data"][0], n
+
+    def as_array(self, values: Any) -> NDArray[Any]:
+        like = self.flat.vector  # which tensors mostly are: these are read where they lie
+        tensor = cast(values.detach(), like) if isinstance(values, Tensor) else as_tensor(values, like)
+        found: NDArray[Any] = tensor.contiguous().numpy()
+        return found

@@ -135,6 +135,8 @@ def simulate(
     with contextlib.ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, settle())
         at_the_end.callback(give_back)
+        at_the_end.enter_context(torch.inference_mode(False))
+        at_the_end.enter_context(torch.enable_grad())  # whatever the caller is at
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}

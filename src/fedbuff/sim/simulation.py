@@ -31,7 +31,7 @@ from fedbuff.sim.secure import Buffer, NotFiniteError
 from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.until import Until
 
-_DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
+DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
 _EXHAUSTED = "every client has taken part as often as it may: see privacy.max_participations"
 _TOO_SOON = "too few clients: nobody may take part again so soon, see privacy.min_separation"
 
@@ -196,7 +196,7 @@ class Simulation:
             self.evaluate()
         self.collect(wait=diverged or len(self.evaluations) > 2)
         if diverged and self.stopped is None:
-            self.stop(step, _DIVERGED)
+            self.stop(step, DIVERGED)
 
     def fill_buffer(self, step: Step, rows: list[int]) -> set[int]:
         """Add the updates in the order of their arrival; the trips whose updates the server refuses, if any."""
@@ -332,7 +332,7 @@ class Simulation:
         if self.reached is None and self.target is not None and accuracy is not None and accuracy >= self.target:
             self.reached = now
         if not all(math.isfinite(values["loss"]) for values in results.values()):
-            self.stop(at, _DIVERGED)
+            self.stop(at, DIVERGED)
         elif u.accuracy is not None and accuracy is not None and accuracy >= u.accuracy:
             self.stop(at, f"reached accuracy {u.accuracy:g}")
 
