@@ -37,7 +37,8 @@ MAY_IMPORT = {
         "tune_command",
     },
     "tune_command.py": {"arguments", "settings", "toml", "tune"},
-    "tune.py": {"core", "learn", "presets", "report", "settings", "sim", "toml"},
+    "tune.py": {"core", "presets", "report", "settings", "sim", "toml", "tune_folder"},
+    "tune_folder.py": {"learn", "report", "settings", "toml"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "core/trips.py"]
 
