@@ -151,9 +151,9 @@ class Places:
     def find(self, client: int, kept: list[Any]) -> tuple[int, int, int] | None:
         x, y = self.task.clients[client]
         if not (type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous):
-            x = self.as_array(x)
+            x = self.readable(x)
         if not (type(y) is np.ndarray and y.dtype == np.int64 and y.flags.c_contiguous):
-            y = self.as_array(y)
+            y = self.readable(y)
         n = len(y)
         if x.dtype != np.float32 or y.dtype != np.int64 or y.ndim != 1 or n == 0 or len(x) != n:
             return None
@@ -162,7 +162,8 @@ class Places:
         kept += [x, y]
         return x.__array_interface__["data"][0], y.__array_interface__["data"][0], n
 
-    def as_array(self, values: Any) -> NDArray[Any]:
+    def readable(self, values: Any) -> NDArray[Any]:
+        """The values as the kernel reads them."""
         like = self.flat.vector  # which tensors mostly are: these are read where they lie
         tensor = cast(values.detach(), like) if isinstance(values, Tensor) else as_tensor(values, like)
         found: NDArray[Any] = tensor.contiguous().numpy()

@@ -53,20 +53,8 @@ def room(
         return torch.empty(shape, dtype=dtype, memory_format=memory_format)
     # not a view of anything, which a model could not change in place
     memory = _block(size).bytes(size).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(memory, 0, shape, _strides(shape, memory_format == torch.channels_last))
-
-
-def _strides(shape: tuple[int, ...], channels_last: bool) -> list[int]:
-    """How far apart neighbours lie in each dimension.
-
-    >>> _strides((9, 3, 4, 5), False), _strides((9, 3, 4, 5), True)
-    ([60, 20, 5, 1], [60, 1, 15, 3])
-    """
-    order = [1, *range(len(shape) - 1, 1, -1), 0] if channels_last else range(len(shape) - 1, -1, -1)
-    strides, size = [0] * len(shape), 1
-    for i in order:
-        strides[i], size = size, size * shape[i]
-    return strides
+    like = torch.empty(shape, memory_format=memory_format, device="meta")  # which has strides, and no memory
+    return torch.empty(0, dtype=dtype).set_(memory, 0, shape, like.stride())
 
 
 def give_back() -> None:
