@@ -208,23 +208,31 @@ def test_lstm(hidden, time, backwards, time_first, bias):
     torch.manual_seed(hidden)
     x, w_in = torch.randn(7, time, 5), torch.randn(3, 4 * hidden, 5)
     w, b = torch.randn(3, 4 * hidden, hidden), torch.randn(3, 4 * hidden)
-    h, gates, before, c, tanh_c = kernels.lstm(COMPILED, x, w_in, w, b if bias else None, RANGES, backwards, time_first)
+    h, gates, c, tanh_c = kernels.lstm(COMPILED, x, w_in, w, b if bias else None, RANGES, backwards, time_first)
     dh, dc = torch.randn(7, time, hidden), torch.randn(7, hidden)
-    dgates = kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards)
+    kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards)  # from here on gates are gradients
+    of_input, of_state = torch.randn(5, 4 * hidden, 5), torch.randn(5, 4 * hidden, hidden)
+    for into, seen, before, beta in ((of_input, x, False, 0), (of_state, h, True, 0), (of_state, h, True, 1)):
+        kernels.lstm_weights(
+            COMPILED, gates, seen, kernels.Into(into, kernels.numbers(PLACES), beta), RANGES, backwards, before
+        )
     for g, (i, j) in enumerate(RANGES):
-        z = (x[i:j].double() @ w_in[g].double().t()).requires_grad_()
+        wg_in, wg = w_in[g].double().requires_grad_(), w[g].double().requires_grad_()
+        z = x[i:j].double() @ wg_in.t()
+        z.retain_grad()
         state, cell, outputs = torch.zeros(j - i, hidden).double(), torch.zeros(j - i, hidden).double(), {}
         for t in reversed(range(time)) if backwards else range(time):
-            part = z[:, t] + state @ w[g].double().t() + (b[g].double() if bias else 0)
+            part = z[:, t] + state @ wg.t() + (b[g].double() if bias else 0)
             a, f, u, o = part.chunk(4, 1)
-            assert close(before[i:j, t], state.detach().float())
             cell = f.sigmoid() * cell + a.sigmoid() * u.tanh()
             state = o.sigmoid() * cell.tanh()
             outputs[t] = state
         out = torch.stack([outputs[t] for t in range(time)], 1)
         torch.autograd.backward([out, cell], [dh[i:j].double(), dc[i:j].double()])
         assert close(h[i:j], out.detach().float())
-        assert close(dgates[i:j], z.grad.float(), 1e-5)
+        assert close(gates[i:j], z.grad.float(), 1e-5)
+        assert close(of_input[PLACES[g]], wg_in.grad.float(), 1e-5)
+        assert close(of_state[PLACES[g]], 2 * wg.grad.float(), 1e-5)  # written once, added once
 
 
 @needs_compiler
@@ -357,13 +365,12 @@ def test_vectors_of_eight_and_of_sixteen_give_the_same_bits():
         x, b, groups = torch.randn(9, 5, features), torch.randn(2, 4 * hidden), [(0, 4), (4, 9)]
         found, other = (kernels.lstm(lib, x, *w, b, groups, False, False) for lib in (COMPILED, narrow))
         assert all(map(torch.equal, found, other))
-        _, gates, _, c, tanh_c = found
-        dh = torch.randn(9, 5, hidden)
-        back = [
+        dh, gradients = torch.randn(9, 5, hidden), torch.zeros(2, 2, 4 * hidden, hidden)
+        for lib, (h, gates, c, tanh_c), rows in zip((COMPILED, narrow), (found, other), gradients, strict=True):
             kernels.lstm_back(lib, gates, w[1], c, tanh_c, dh, torch.zeros(9, hidden), groups, False)
-            for lib in (COMPILED, narrow)
-        ]
-        assert torch.equal(*back)
+            kernels.lstm_weights(lib, gates, h, kernels.Into(rows, kernels.numbers([1, 0]), 0), groups, False, True)
+        assert torch.equal(found[1], other[1])
+        assert torch.equal(*gradients)
     for k, columns in [(13, 9), (40, 100), (7, 5), (33, 16), (8, 8)]:
         a, b, products = torch.randn(30, k), torch.randn(30, columns), torch.zeros(2, 2, k, columns)
         for lib, rows in zip((COMPILED, narrow), products, strict=True):

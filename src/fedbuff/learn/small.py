@@ -6,21 +6,20 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 """
 
 import ctypes
-from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.flat import Flat, as_tensor, cast
+from fedbuff.learn.flat import Flat
 from fedbuff.learn.kernels import Sgd, usable
 from fedbuff.learn.local import Job, Matrix, Train, room_for
+from fedbuff.learn.places import Places, described
 from fedbuff.learn.shuffle import beginning
 from fedbuff.learn.task import Task
 
@@ -54,6 +53,14 @@ def is_cross_entropy(loss: Any) -> bool:
     )
 
 
+def as_sgd(sgd: LocalSGD) -> Sgd:
+    """Local training as kernels are told of it."""
+    return Sgd(
+        sgd.lr, sgd.momentum, sgd.weight_decay, sgd.proximal, sgd.batch_size, sgd.epochs,
+        -1 if sgd.steps is None else sgd.steps, sgd.lr_norm,
+    )  # fmt: skip
+
+
 class Small:
     """Trains chunks of trips of a small network.
 
@@ -67,13 +74,9 @@ class Small:
         self._flat, self._otherwise, self._kernels = flat, otherwise, kernels
         sizes = (ctypes.c_int64 * (len(layers) + 1))(layers[0].in_features, *(layer.out_features for layer in layers))
         bias = (ctypes.c_int64 * len(layers))(*(int(layer.bias is not None) for layer in layers))
-        how = Sgd(
-            sgd.lr, sgd.momentum, sgd.weight_decay, sgd.proximal, sgd.batch_size, sgd.epochs,
-            -1 if sgd.steps is None else sgd.steps, sgd.lr_norm,
-        )  # fmt: skip
-        self._network = len(layers), sizes, bias, ctypes.pointer(how)
+        self._network = len(layers), sizes, bias, ctypes.pointer(as_sgd(sgd))
         self._hash = beginning(seed, "shuffle")
-        self._places = Places(task, flat, layers[0].in_features)
+        self._places = Places(task, flat, layers[0].in_features, np.dtype(np.float32))
 
     def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         updates = room_for(jobs, self._flat) if out is None else out
@@ -85,22 +88,8 @@ class Small:
         self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
     ) -> bool:
         """Write the updates into these rows; False if the kernel can't take one of these trips: then they may hold anything."""
-        if updates.dtype != np.float32 or updates.strides[-1] != 4 or not clients:
-            return False
-        distinct = {id(w): w for w in weights}
-        if any(w.dtype != np.float32 or not w.flags.c_contiguous for w in distinct.values()):
-            return False
-        found = self._places.of(clients)
-        if found is None:
-            return False
-        table, where, _kept = found
-        address = {number: w.__array_interface__["data"][0] for number, w in distinct.items()}
-        columns = [array("q", column) for column in (where, clients, trips, [address[id(w)] for w in weights], rows)]
-        bad = self._kernels.train_trips(
-            len(clients), table.ctypes.data, *(column.buffer_info()[0] for column in columns), updates.ctypes.data,
-            updates.strides[0] // 4, self._hash, *self._network,
-        )  # fmt: skip
-        return bool(bad < 0)
+        found = described(self._places, updates, rows, trips, clients, weights)
+        return found is not None and bool(self._kernels.train_trips(*found.arguments, self._hash, *self._network) < 0)
 
 
 def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) -> Small | None:
@@ -113,58 +102,3 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
     if [id(p) for p in expected] != [id(p) for p in flat.parameters.values()]:  # some are frozen, or tied
         return None
     return Small(task, sgd, seed, flat, layers, kernels, otherwise)
-
-
-Found = tuple[NDArray[np.int64], Sequence[int], list[Any]]
-
-
-class Places:
-    """Where the examples of clients lie in memory: remembered if the task holds them all, else found for each chunk."""
-
-    def __init__(self, task: Task, flat: Flat, features: int) -> None:
-        self.task, self.flat, self.features = task, flat, features
-        self.all = isinstance(task.clients, list | tuple)
-        self.table = np.zeros((len(task.clients) if self.all else 0, 3), np.int64)  # inputs, labels, how many
-        self.missing = len(self.table)
-        self.kept: list[Any] = []
-
-    def of(self, clients: Sequence[int]) -> Found | None:
-        """A table of addresses of inputs and labels and numbers of examples, a row of it for each of these clients, and what
-        to keep while it is used.
-        """
-        if not self.all:
-            kept: list[Any] = []
-            rows = [self.find(client, kept) for client in clients]
-            if any(row is None for row in rows):
-                return None
-            return np.array(rows, np.int64).reshape(-1, 3), range(len(rows)), kept
-        if self.missing:
-            for client in clients:
-                if not self.table[client, 2]:
-                    row = self.find(client, self.kept)
-                    if row is None:
-                        return None
-                    self.table[client] = row
-                    self.missing -= 1
-        return self.table, clients, self.kept
-
-    def find(self, client: int, kept: list[Any]) -> tuple[int, int, int] | None:
-        x, y = self.task.clients[client]
-        if not (type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous):
-            x = self.readable(x)
-        if not (type(y) is np.ndarray and y.dtype == np.int64 and y.flags.c_contiguous):
-            y = self.readable(y)
-        n = len(y)
-        if x.dtype != np.float32 or y.dtype != np.int64 or y.ndim != 1 or n == 0 or len(x) != n:
-            return None
-        if x.size != n * self.features:
-            return None
-        kept += [x, y]
-        return x.__array_interface__["data"][0], y.__array_interface__["data"][0], n
-
-    def readable(self, values: Any) -> NDArray[Any]:
-        """The values as the kernel reads them."""
-        like = self.flat.vector  # which tensors mostly are: these are read where they lie
-        tensor = cast(values.detach(), like) if isinstance(values, Tensor) else as_tensor(values, like)
-        found: NDArray[Any] = tensor.contiguous().numpy()
-        return found

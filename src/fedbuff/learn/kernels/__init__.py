@@ -28,13 +28,15 @@ _FUNCTIONS = {
     "convolution_weights": "pppippiip",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
-    "lstm": "pppppppppipiiiiiiiii",
-    "lstm_back": "pppppppipiiiiii",
+    "lstm": "ppppppppipiiiiiiiii",
+    "lstm_back": "ppppppipiiiiii",
+    "lstm_weights": "pppippiiiiiiiii",
     "outer_products": "pppippiiii",
     "client_sums": "ppippiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
     "train_trips": "ipppppppiuippp->i",
+    "train_words": "ipppppppiuupp->i",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -79,6 +81,16 @@ class Sgd(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_float) for name in ["lr", "momentum", "weight_decay", "proximal"]),
         *((name, ctypes.c_int64) for name in ["batch_size", "epochs", "steps", "lr_norm"]),
+    ]
+
+
+class Words(ctypes.Structure):
+    """The paper's network for text, see words.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ["words", "features", "time", "hidden", "layers", "width", "classes"]),
+        ("vectors", ctypes.c_void_p),
+        ("keep", ctypes.c_double),
     ]
 
 
@@ -187,33 +199,42 @@ def lstm(
     groups: Ranges,
     backwards: bool,
     time_first: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """All h, the gates, the h before each step, c and tanh c, each [rows, time, …]; h lies time first in memory, if wished."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All h, the gates, c and tanh c, each [rows, time, …]; h lies time first in memory, if wished."""
     rows, time, features = x.shape
     hidden = w.shape[2]
     gates = room(rows, time, 4 * hidden)
-    before, c, tanh_c = (room(rows, time, hidden) for _ in range(3))
+    c, tanh_c = room(rows, time, hidden), room(rows, time, hidden)
     h = room(time, rows, hidden).transpose(0, 1) if time_first else room(rows, time, hidden)
     kernels.lstm(
         x.data_ptr(), w_in.data_ptr(), gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(),
-        before.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), len(groups), ends(groups), w_in.stride(0), w.stride(0),
+        c.data_ptr(), tanh_c.data_ptr(), len(groups), ends(groups), w_in.stride(0), w.stride(0),
         0 if b is None else b.stride(0), time, features, hidden, int(backwards), h.stride(0), h.stride(1),
     )  # fmt: skip
-    return h, gates, before, c, tanh_c
+    return h, gates, c, tanh_c
 
 
 def lstm_back(
     kernels: ctypes.CDLL, gates: Tensor, w: Tensor, c: Tensor, tanh_c: Tensor, dh: Tensor, dc: Tensor, groups: Ranges,
     backwards: bool,
-) -> Tensor:  # fmt: skip
-    """The gradient of what the gates were made of, [rows, time, 4 hidden]; dc, that of the last state, is used up."""
+) -> None:  # fmt: skip
+    """Put into the place of the gates the gradients of what they were made of; dc, that of the last state, is used up."""
     _rows, time, four = gates.shape
-    dgates = room(*gates.shape)
     kernels.lstm_back(
-        gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), dgates.data_ptr(),
-        len(groups), ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1),
+        gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), len(groups),
+        ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1),
     )  # fmt: skip
-    return dgates
+
+
+def lstm_weights(
+    kernels: ctypes.CDLL, dgates: Tensor, x: Tensor, into: Into, clients: Ranges, backwards: bool, before: bool
+) -> None:
+    """For each client the gradient of weights that saw x [rows, time, …], or with `before` what x was a step earlier."""
+    time, four = dgates.shape[1:]
+    kernels.lstm_weights(
+        dgates.data_ptr(), x.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
+        into.beta, time, x.shape[2], four // 4, int(backwards), int(before), x.stride(0), x.stride(1),
+    )  # fmt: skip
 
 
 def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Into, clients: Ranges) -> None:

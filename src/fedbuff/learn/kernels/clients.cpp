@@ -8,11 +8,10 @@
 // into[place of client][a columns][b columns] = β into + aᵀ b over the client's rows
 extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, const i64* places,
                                i64 into_stride, i64 a_columns, i64 b_columns, i64 beta) {
-  std::vector<const float*> pointers;
   std::vector<float> scratch;
   for (i64 c = 0, row = 0; c < clients; row = ends[c++])
-    outer_product(a + row * a_columns, a_columns, a_columns, b + row * b_columns, b_columns, b_columns, ends[c] - row,
-                  into + places[c] * into_stride, beta, pointers, scratch);
+    outer_product(Apart{a + row * a_columns, b + row * b_columns, ends[c] - row, a_columns, b_columns}, a_columns, b_columns,
+                  into + places[c] * into_stride, beta, scratch);
 }
 
 // into[place of client][columns] = β into + Σ a over the client's rows

@@ -9,14 +9,31 @@
 
 ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
 
-// blocks of columns, the last filled up with zeros to a multiple of 8: [block][k][columns of the block]
-template <class F> static void pack(std::vector<float>& packed, i64 k, i64 columns, F weight) {
-  packed.assign(k * filled(columns), 0.0f);
+// Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][k][columns of the
+// block]; block(first, count, size, to) writes so many of `size` columns.
+template <class Block> static void in_blocks(std::vector<float>& packed, i64 k, i64 columns, Block block) {
+  packed.resize(k * filled(columns));
   for (i64 first = 0, size; first < columns; first += size) {
     size = block_of(filled(columns) - first);
-    for (i64 o = first; o < std::min(first + size, columns); o++)
-      for (i64 i = 0; i < k; i++) packed[first * k + i * size + o - first] = weight(i, o);
+    const i64 count = std::min(size, columns - first);
+    float* to = &packed[first * k];
+    block(first, count, size, to);
+    for (i64 o = count; o < size; o++)
+      for (i64 i = 0; i < k; i++) to[i * size + o] = 0.0f;
   }
+}
+// w [k][columns], for x w
+static inline void pack(std::vector<float>& packed, const float* w, i64 k, i64 columns) {
+  in_blocks(packed, k, columns, [=](i64 first, i64 count, i64 size, float* to) {
+    for (i64 i = 0; i < k; i++) std::memcpy(to + i * size, w + i * columns + first, count * sizeof(float));
+  });
+}
+// w [columns][k], for x wᵀ
+static inline void pack_turned(std::vector<float>& packed, const float* w, i64 k, i64 columns) {
+  in_blocks(packed, k, columns, [=](i64 first, i64 count, i64 size, float* to) {
+    for (i64 o = 0; o < count; o++)
+      for (i64 i = 0; i < k; i++) to[i * size + o] = w[(first + o) * k + i];
+  });
 }
 
 // c[row][V vectors] = start + Σ_k a[row][k] b[k][V vectors], for P rows given by pointers
@@ -61,59 +78,64 @@ static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64
   }
 }
 
-// c[C][V vectors] = Σ over rows of a[row][C] ⊗ b[row][V vectors]
-template <class T, int C, int V>
-ALWAYS void outer_rows(const float* const* a, i64 at, i64 rows, const float* b, i64 b_stride, float* c, i64 c_stride) {
+// c[C][V vectors] = Σ a[C] ⊗ b[V vectors] over pairs of rows: each(f) calls f(a, b) for them, in order
+template <class T, int C, int V, class Each> ALWAYS void outer_rows(Each each, i64 at, i64 o, float* c, i64 c_stride) {
   constexpr i64 N = lanes<T>;
   T sum[C][V] = {};
-  for (i64 r = 0; r < rows; r++, b += b_stride) {
+  each([&](const float* a, const float* b) __attribute__((always_inline)) {
     T bv[V];
-    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + N * v);
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + o + N * v);
     UNROLL for (int i = 0; i < C; i++) {
-      const T x = all<T>(a[r][at + i]);
+      const T x = all<T>(a[at + i]);
       UNROLL for (int v = 0; v < V; v++) sum[i][v] += x * bv[v];
     }
-  }
+  });
   UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store<T>(c + i * c_stride + N * v, sum[i][v]);
 }
 
-// c[k][columns] = aᵀ b; columns: at least 8
-static void transposed_times(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, float* c, i64 c_stride,
-                             i64 columns) {
+// c[k][columns] = aᵀ b over pairs of rows; columns: at least 8
+template <class Each> static void transposed_times(Each each, i64 k, float* c, i64 c_stride, i64 columns) {
   in_tiles(k, [&](i64 i, auto n) __attribute__((always_inline)) {
     for (i64 o = 0, size; o < columns; o += size) {
       size = block_of(columns - o);
+      // a matrix that is cold: have the lines of the next tile but one ready to be written
+      const float* later = c + (i + 2 * n) * c_stride;
+      for (i64 line = n * o; line < n * (o + size); line += 16) __builtin_prefetch(later + line, 1);
       o = std::min(o, columns - size);  // the last one may overlap what is done, and finds the same
       float* to = c + i * c_stride + o;
-      // a matrix that is cold: have the lines of the next tile but one ready to be written
-      for (i64 r = 2 * TALL; r < 3 * TALL; r++) __builtin_prefetch(to + r * c_stride, 1);
       with_block(size, [&](auto vector, auto v) __attribute__((always_inline)) {
-        outer_rows<decltype(vector), n, v>(a, i, rows, b + o, b_stride, to, c_stride);
+        outer_rows<decltype(vector), n, v>(each, i, o, to, c_stride);
       });
     }
   });
 }
 
-// c[a columns][b columns] = β c + aᵀ b, for any number of columns; rows lie a_stride and b_stride apart
-static void outer_product(const float* a, i64 a_stride, i64 k, const float* b, i64 b_stride, i64 columns, i64 rows, float* c,
-                          i64 beta, std::vector<const float*>& pointers, std::vector<float>& scratch) {
-  if (columns < 8) {
-    for (i64 i = 0; i < k; i++)
-      for (i64 o = 0; o < columns; o++) {
-        float sum = 0;
-        for (i64 r = 0; r < rows; r++) sum += a[r * a_stride + i] * b[r * b_stride + o];
-        c[i * columns + o] = (beta ? c[i * columns + o] : 0.0f) + sum;
-      }
-    return;
-  }
-  pointers.resize(rows);
-  for (i64 r = 0; r < rows; r++) pointers[r] = a + r * a_stride;
+// c[k][columns] = β c + aᵀ b over pairs of rows, for any number of columns
+template <class Each>
+static void outer_product(Each each, i64 k, i64 columns, float* c, i64 beta, std::vector<float>& scratch) {
   float* to = c;
   if (beta) {
     scratch.resize(k * columns);
     to = scratch.data();
   }
-  transposed_times(pointers.data(), rows, k, b, b_stride, to, columns, columns);
+  if (columns < 8)
+    for (i64 i = 0; i < k; i++)
+      for (i64 o = 0; o < columns; o++) {
+        float sum = 0;
+        each([&](const float* a, const float* b) { sum += a[i] * b[o]; });
+        to[i * columns + o] = sum;
+      }
+  else transposed_times(each, k, to, columns, columns);
   if (beta)
     for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
 }
+
+// rows of a and b that lie so far apart
+struct Apart {
+  const float *a, *b;
+  i64 rows, a_stride, b_stride;
+  template <class F> ALWAYS_MEMBER void operator()(F f) const {
+    const float *p = a, *q = b;
+    for (i64 r = 0; r < rows; r++, p += a_stride, q += b_stride) f(p, q);
+  }
+};

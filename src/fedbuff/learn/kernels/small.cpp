@@ -6,20 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "exponential.h"
+#include "cross_entropy.h"
 #include "products.h"
-
-struct Sgd {
-  float lr, momentum, weight_decay, proximal;
-  i64 batch_size, epochs, steps, lr_norm;  // steps < 0: as many as the epochs take
-};
-
-static std::uint64_t mix(std::uint64_t z) {  // shuffle.py's _mix
-  z += 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+#include "trips.h"
 
 struct Network {
   i64 layers;
@@ -48,15 +37,9 @@ struct Network {
   }
 };
 
-struct Client {
-  const float* x;
-  const i64* y;
-  i64 examples;
-};
-
 // The examples of trip i are those of table[where[i]], its update goes into row into[i].
 // Returns the number of the first trip with a label that is no class, or -1.
-extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, const i64* clients, const i64* numbers,
+extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* where, const i64* clients, const i64* numbers,
                            const float* const* starts, const i64* into, float* updates, i64 stride, std::uint64_t hash,
                            i64 layers, const i64* sizes, const i64* bias, const Sgd* how) {
   const Network net(layers, sizes, bias);
@@ -66,14 +49,14 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
   std::vector<float> turned;                                     // a layer's weights [out][in], for the gradient of its input
   std::vector<std::vector<float>> hidden(layers + 1), dz(2);     // outputs of each layer
   std::vector<std::vector<const float*>> rows(layers + 1);       // pointers to the rows of each layer's input
-  std::vector<std::pair<std::uint64_t, i64>> keys;
+  Keys keys;
   std::vector<i64> order;
   const float* loaded = nullptr;
   for (i64 trip = 0; trip < trips; trip++) {
     const auto [x, y, n] = table[where[trip]];
     for (i64 i = 0; i < n; i++)
       if (y[i] < 0 || y[i] >= classes) return trip;
-    const std::uint64_t of_trip = mix(mix(hash + static_cast<std::uint64_t>(clients[trip])) + static_cast<std::uint64_t>(numbers[trip]));
+    const std::uint64_t of_trip = hashed(hash, clients[trip], numbers[trip]);
     if (loaded != starts[trip]) {
       loaded = starts[trip];
       net.each([&](i64 from, i64 to) { start[to] = loaded[from]; });
@@ -90,10 +73,7 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
         if (per_epoch == 1) {  // one batch of everything: its order does not matter
           for (i64 i = 0; i < n; i++) order[i] = i;
         } else {
-          keys.resize(n);
-          for (i64 i = 0; i < n; i++) keys[i] = {mix(of_epoch + static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15u), i};
-          std::sort(keys.begin(), keys.end());
-          for (i64 i = 0; i < n; i++) order[i] = keys[i].second;
+          shuffle(of_epoch, order, keys);
         }
       }
       for (auto& r : rows) r.resize(count);
@@ -115,27 +95,17 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
       std::vector<float>& p = hidden[layers - 1];
       for (i64 i = 0; i < count; i++) {
         float* row = &p[i * wide];
-        float top = row[0];
-        for (i64 c = 1; c < classes; c++) top = row[c] > top ? row[c] : top;
-        for (i64 c = classes; c < wide; c++) row[c] = -INFINITY;
-        v8 sums = all(0);
-        for (i64 c = 0; c < wide; c += 8) {
-          const v8 e = exponential(load(row + c) - top);
-          store(row + c, e);
-          sums += e;
-        }
-        float sum = 0;
-        for (int k = 0; k < 8; k++) sum += sums[k];
-        const float scale = 1 / sum;
-        for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) * scale);
-        row[y[order[first + i]]] -= 1;
+        softmax_less_label(row, classes, y[order[first + i]]);
         for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
       }
       const float* d = p.data();
       for (i64 l = layers - 1; l >= 0; l--) {
         const i64 in = sizes[l], width = filled(sizes[l + 1]);
         float* to = &g[net.at[l]];
-        transposed_times(rows[l].data(), count, in, d, width, to, width, width);
+        const auto pairs = [&](auto f) __attribute__((always_inline)) {
+          for (i64 i = 0; i < count; i++) f(rows[l][i], d + i * width);
+        };
+        transposed_times(pairs, in, to, width, width);
         float* b = to + in * width;
         std::fill(b, b + width, 0.0f);
         if (bias[l])
@@ -156,7 +126,7 @@ extern "C" i64 train_trips(i64 trips, const Client* table, const i64* where, con
           d = next.data();
         }
       }
-      const float lr = sgd.lr_norm ? sgd.lr * static_cast<float>(count) / static_cast<float>(sgd.batch_size) : sgd.lr;
+      const float lr = sgd.rate(count);
       for (i64 i = 0; i < net.size; i += 8) {
         v8 direction = load(&g[i]);
         const v8 now = load(&w[i]);

@@ -73,7 +73,8 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
             elif type(part) is nn.MaxPool2d and not part.return_indices:
                 twins[id(part)] = PoolTwin(part)
             elif trains:
-                of = {name: slots[id(p)] for name, p in part.named_parameters(recurse=False)}
+                own = part.named_parameters(recurse=False, remove_duplicate=False)  # a tied one has several names
+                of = {name: slots[id(p)] for name, p in own}
                 twins[id(part)] = _TWINS[type(part)](part, of, current)
             else:
                 twins[id(part)] = part

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedbuff.learn.kernels import (
     lstm,
     lstm_back,
+    lstm_weights,
     needed,
     usable,
 )
@@ -115,9 +116,14 @@ def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor
     if weight.offset is not None:
         time = h.shape[1]
         grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], weight.gradient(step))
-    sums = dy.sum(1) if biases else dy
-    for bias in biases:
-        if bias.offset is not None:
+    bias_gradients(step, biases, dy)
+
+
+def bias_gradients(step: Step, biases: list[Slot], dy: Tensor) -> None:
+    trained = [bias for bias in biases if bias.offset is not None]
+    if trained:
+        sums, clients = dy.sum(1), step.times(step.clients, len(dy))
+        for bias in trained:
             row_sums(sums, clients, bias.gradient(step))
 
 
@@ -133,20 +139,28 @@ class _Lstm(torch.autograd.Function):
         w_in, w = (slot.weights(step) for slot in weights)
         b = biases[0].weights(step) + biases[1].weights(step) if biases else None
         groups = step.times(step.groups, len(x))
-        h, gates, before, c, tanh_c = lstm(needed(), x, w_in, w, b, groups, backwards, time_first)
-        ctx.save_for_backward(x, gates, before, c, tanh_c)
-        ctx.step, ctx.weights, ctx.biases, ctx.backwards = step, weights, biases, backwards
+        h, gates, c, tanh_c = lstm(needed(), x, w_in, w, b, groups, backwards, time_first)
+        ctx.save_for_backward(x, gates, h, c, tanh_c)
+        ctx.step, ctx.weights, ctx.biases, ctx.backwards, ctx.used_up = step, weights, biases, backwards, False
         return h, c[:, 0 if backwards else -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (x, gates, before, c, tanh_c), step, (of_input, weight) = ctx.saved_tensors, ctx.step, ctx.weights
-        groups = step.times(step.groups, len(gates))
+        if ctx.used_up:
+            raise ValueError(
+                "the model or its loss goes back through an LSTM twice, but its gates are gone after the first time"
+            )
+        ctx.used_up = True
+        (x, gates, h, c, tanh_c), step, (of_input, weight) = ctx.saved_tensors, ctx.step, ctx.weights
+        groups, clients = (step.times(ranges, len(gates)) for ranges in (step.groups, step.clients))
         dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
         dc = grads[1].clone(memory_format=torch.contiguous_format)
-        dgates = lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
-        recurrent_gradients(step, weight, ctx.biases, dgates, before)
-        recurrent_gradients(step, of_input, [], dgates, x)
+        lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
+        dgates = gates  # as they are now
+        for slot, seen, before in ((weight, h, True), (of_input, x, False)):
+            if slot.offset is not None:
+                lstm_weights(needed(), dgates, seen, slot.gradient(step), clients, ctx.backwards, before)
+        bias_gradients(step, ctx.biases, dgates)
         dx = None
         if ctx.needs_input_grad[0]:
             flat, w_in = dgates.flatten(0, 1), of_input.weights(step).transpose(1, 2)

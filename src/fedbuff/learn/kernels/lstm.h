@@ -1,0 +1,120 @@
+// An LSTM: one layer in one direction, there and back, step by step, for rows that see the same weights.
+//
+// Gates and states lie [row][time][…], so that the rows of a client are one matrix for the gradients of weights. Where h, its
+// gradient and the input lie is up to the caller: h(row, time) is a pointer.
+// 4 · hidden: a multiple of 8.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "exponential.h"
+#include "products.h"
+
+struct Lstm {
+  i64 time, features, hidden;
+  bool backwards;
+
+  i64 four() const { return 4 * hidden; }
+  i64 at(i64 step) const { return backwards ? time - 1 - step : step; }  // the time of a step
+  i64 before(i64 t) const { return backwards ? t + 1 : t - 1; }
+};
+
+// vectors of numbers that lie [row][time][…] with strides of their own
+template <class Number> struct Steps {
+  Number* start;
+  i64 row, time;
+  Number* operator()(i64 r, i64 t) const { return start + r * row + t * time; }
+};
+
+// x → gates i, f, g, o [row][time][4 hidden]; h; c and tanh c [row][time][hidden]. Weights as `pack` leaves them; bias or null.
+template <class X, class H>
+static void lstm_rows(const Lstm& l, i64 rows, X x, const float* w_in, const float* w, const float* bias, float* gates, H h,
+                      float* c, float* tanh_c) {
+  const i64 four = l.four(), hidden = l.hidden;
+  std::vector<const float*> from(rows), from_in(rows);
+  for (i64 step = 0; step < l.time; step++) {
+    const i64 t = l.at(step), previous = l.before(t), ahead = step + 1 == l.time ? 0 : l.backwards ? -1 : 1;
+    float* z = gates + t * four;
+    for (i64 r = 0; r < rows; r++) {
+      from_in[r] = x(r, t);
+      if (step) from[r] = h(r, previous);
+    }
+    multiply(from_in.data(), rows, l.features, w_in, 0, true, bias, 0, z, l.time * four, four);
+    if (step) multiply(from.data(), rows, hidden, w, 0, true, z, l.time * four, z, l.time * four, four);
+    for (i64 r = 0; r < rows; r++) {
+      float* zr = z + r * l.time * four;
+      float* hr = h(r, t);
+      float* cr = c + (r * l.time + t) * hidden;
+      float* squashed_r = tanh_c + (r * l.time + t) * hidden;
+      const float* old = c + (r * l.time + previous) * hidden;
+      in_vectors(hidden, [&](i64 k, auto how) __attribute__((always_inline)) {
+        using T = typename decltype(how)::type;
+        const T i = sigmoid<T>(how.get(zr + k)), f = sigmoid<T>(how.get(zr + hidden + k));
+        const T u = hyperbolic<T>(how.get(zr + 2 * hidden + k)), o = sigmoid<T>(how.get(zr + 3 * hidden + k));
+        T state = i * u;
+        if (step) state += f * how.get(old + k);
+        const T squashed = hyperbolic<T>(state);
+        how.put(zr + k, i), how.put(zr + hidden + k, f), how.put(zr + 2 * hidden + k, u), how.put(zr + 3 * hidden + k, o);
+        how.put(cr + k, state), how.put(squashed_r + k, squashed), how.put(hr + k, o * squashed);
+        // rows lie far apart: no hardware guesses that the next time step is wanted next
+        for (i64 q = 0; q < 4; q++) __builtin_prefetch(zr + ahead * four + q * hidden + k, 1);
+        __builtin_prefetch(cr + ahead * hidden + k, 1), __builtin_prefetch(squashed_r + ahead * hidden + k, 1);
+      });
+    }
+  }
+}
+
+// The gradients of what the gates were made of, in the place of the gates. From dh, that of each h, and dc, that of the last
+// state [row][hidden], which is used up; w as `pack` leaves its transpose.
+template <class D>
+static void lstm_rows_back(const Lstm& l, i64 rows, float* gates, const float* w, const float* c, const float* tanh_c, D dh,
+                           float* dc) {
+  const i64 four = l.four(), hidden = l.hidden, wide = filled(hidden);
+  std::vector<const float*> from(rows);
+  std::vector<float> recurrent(rows * wide);
+  for (i64 step = l.time - 1; step >= 0; step--) {
+    const i64 t = l.at(step), previous = l.before(t), ahead = step == 0 ? 0 : l.backwards ? 1 : -1;
+    for (i64 r = 0; r < rows; r++) {
+      const i64 at = (r * l.time + t) * hidden;
+      const float* old = c + (r * l.time + previous) * hidden;
+      const float* dhr = dh(r, t);
+      float* z = gates + (r * l.time + t) * four;
+      float* dcr = dc + r * hidden;
+      from[r] = z;
+      in_vectors(hidden, [&](i64 k, auto how) __attribute__((always_inline)) {
+        using T = typename decltype(how)::type;
+        const T i = how.get(z + k), f = how.get(z + hidden + k), u = how.get(z + 2 * hidden + k), o = how.get(z + 3 * hidden + k);
+        const T squashed = how.get(tanh_c + at + k);
+        const T up = how.get(dhr + k) + how.get(&recurrent[r * wide + k]);
+        const T state = how.get(dcr + k) + up * o * (1.0f - squashed * squashed);
+        const T was = step ? how.get(old + k) : T{};
+        how.put(z + k, state * u * i * (1.0f - i));
+        how.put(z + hidden + k, state * was * f * (1.0f - f));
+        how.put(z + 2 * hidden + k, state * i * (1.0f - u * u));
+        how.put(z + 3 * hidden + k, up * squashed * o * (1.0f - o));
+        how.put(dcr + k, state * f);
+        for (i64 q = 0; q < 4; q++) __builtin_prefetch(z + ahead * four + q * hidden + k, 1);
+        __builtin_prefetch(c + at + 2 * ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
+      });
+    }
+    if (step) multiply(from.data(), rows, four, w, 0, true, nullptr, 0, recurrent.data(), wide, wide);
+  }
+}
+
+// pairs for the gradient of weights: what came of the gates' sums at each step of some rows, [row][time][4 hidden], and the
+// input of that step, or the h before it
+template <class X> struct Pairs {
+  const Lstm& l;
+  const float* dgates;
+  i64 rows;
+  X x;
+  bool before;
+  template <class F> ALWAYS_MEMBER void operator()(F f) const {
+    const i64 from = before && !l.backwards ? 1 : 0, to = before && l.backwards ? l.time - 1 : l.time;
+    const i64 shift = !before ? 0 : l.backwards ? 1 : -1;
+    for (i64 r = 0; r < rows; r++)
+      for (i64 t = from; t < to; t++) f(dgates + (r * l.time + t) * l.four(), x(r, t + shift));
+  }
+};

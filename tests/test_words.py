@@ -1,0 +1,214 @@
+"""Whole trips of the paper's network for text are what the loop makes of them, and what is not for them goes another way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import fedbuff as fb
+from fedbuff.learn import words
+from fedbuff.learn.batched import Together, batched, norms, why_not
+from fedbuff.learn.kernels import library
+from fedbuff.learn.local import Job, initial_weights, one_at_a_time
+from fedbuff.learn.networks import WordLSTM
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler")
+torch.set_num_threads(1)
+
+ONCE = fb.LocalSGD(lr=0.3, batch_size=8)
+WORDS, SIZES = 30, (1, 5, 2, 8, 1, 3)
+
+
+def task_of(sizes=SIZES, *, time=7, features=6, classes=3, hidden=10, layers=2, width=12, dropout=0.2, seed=0, change=None):
+    """Clients with so many texts each; `change` is done to the model before it is used."""
+    rng = np.random.default_rng(seed)
+    vectors = torch.from_numpy(rng.standard_normal((WORDS, features), dtype=np.float32))
+    clients = [(rng.integers(0, WORDS, (n, time)), rng.integers(0, classes, n)) for n in sizes]
+
+    def model() -> nn.Module:
+        made = WordLSTM(vectors, classes, hidden, layers, width, dropout)
+        if change is not None:
+            change(made)
+        return made
+
+    return fb.Task(model=model, loss=F.cross_entropy, clients=clients, evaluate=clients[0], accuracy=None)
+
+
+def jobs_of(task, weights, trips=9, versions=2):
+    rng = np.random.default_rng(1)
+    starts = [weights + v * rng.normal(0, 0.03, len(weights)).astype(np.float32) for v in range(versions)]
+    return [Job(7 * t, t % len(task.clients), starts[t % versions]) for t in range(trips)]
+
+
+def both_ways(task, sgd=ONCE, **how):
+    flat, weights = initial_weights(task, 3)
+    jobs = jobs_of(task, weights, **how)
+    return one_at_a_time(task, sgd, 3, flat)(jobs), batched(task, sgd, 3, flat)(jobs)
+
+
+def assert_same(task, sgd=ONCE, **how):
+    """Up to rounding, that of the weights included, of which the loop's update is a difference."""
+    expected, found = both_ways(task, sgd, **how)
+    rounding = 1e-6 * np.linalg.norm(initial_weights(task, 3)[1])
+    assert norms(found - expected) == pytest.approx(0, abs=1e-5 * norms(expected).max() + rounding)
+
+
+@pytest.fixture
+def only_whole(monkeypatch):
+    """Whatever is not trained by the kernel is an error."""
+
+    def refused(*_):
+        raise AssertionError("the kernel did not take these trips")
+
+    monkeypatch.setattr(Together, "together", refused)
+
+
+@pytest.mark.usefixtures("only_whole")
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.sampled_from([3, 8, 17, 100]),
+    st.sampled_from([2, 3, 9]),
+    st.sampled_from([2, 4, 6, 16, 22, 36, 100]),
+    st.integers(1, 3),
+    st.sampled_from([1, 7, 8, 20]),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.booleans(),
+)
+def test_whole_trips_are_the_loops(sizes, time, versions, features, classes, hidden, layers, width, dropout, lr_norm):
+    task = task_of(
+        sizes, time=time, features=features, classes=classes, hidden=hidden, layers=layers, width=width, dropout=dropout
+    )
+    assert_same(task, replace(ONCE, lr_norm=lr_norm), versions=versions)
+
+
+@pytest.mark.usefixtures("only_whole")
+@pytest.mark.parametrize("changes", [{"steps": 1, "batch_size": 3}, {"proximal": 0.5}, {"lr": 0.0}], ids=str)
+def test_one_local_step_of_every_kind(changes):
+    assert_same(task_of(), replace(ONCE, **changes))
+
+
+@pytest.mark.usefixtures("only_whole")
+def test_a_chunk_is_the_same_bit_for_bit_whatever_came_before():
+    task = task_of(hidden=100, features=50)
+    flat, weights = initial_weights(task, 3)
+    jobs = jobs_of(task, weights, trips=30, versions=4)
+    copies = [job._replace(weights=job.weights.copy()) for job in jobs]  # versions are told apart by their arrays
+    train = batched(task, ONCE, 3, flat)
+    first = train(jobs)
+    train(jobs[3:20])
+    assert np.array_equal(train(jobs), first)
+    assert np.array_equal(batched(task, ONCE, 3, flat)(jobs), first)
+    assert norms(train(copies) - first) == pytest.approx(0, abs=1e-6 * norms(first).max())
+
+
+@pytest.mark.usefixtures("only_whole")
+def test_updates_go_where_they_belong_and_nowhere_else():
+    task = task_of()
+    flat, weights = initial_weights(task, 3)
+    train, jobs = batched(task, ONCE, 3, flat), jobs_of(task, weights, trips=4)
+    wide = np.full((9, len(weights) + 3), 7.0, np.float32)
+    train.into(wide[:, :-3], [5, 0, 8, 2], jobs)
+    assert np.array_equal(wide[[5, 0, 8, 2], :-3], train(jobs))
+    wide[[5, 0, 8, 2], :-3] = 7.0
+    assert (wide == 7.0).all()
+
+
+@pytest.mark.usefixtures("only_whole")
+def test_texts_may_be_of_any_kind_of_integer_and_lie_anyhow():
+    task = task_of()
+    other = [(torch.from_numpy(x.astype(np.int32)), list(y)) for x, y in task.clients]
+    turned = [(np.asfortranarray(x.astype(np.int16)), y.astype(np.uint8)) for x, y in task.clients]
+    for clients in (other, turned):
+        changed = replace(task, clients=clients)
+        assert np.array_equal(both_ways(changed)[1], both_ways(task)[1])
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 4}, {"epochs": 2}, {"momentum": 0.9}, {"weight_decay": 0.1}], ids=str)
+def test_more_than_one_step_goes_another_way(changes):
+    assert_same(task_of(), replace(ONCE, **changes))
+
+
+def freeze(part):
+    return lambda model: getattr(model, part).requires_grad_(False)
+
+
+def wake(model):
+    model.embedding.weight.requires_grad_(True)
+
+
+def tie(model):
+    model.lstm.weight_hh_l1 = model.lstm.weight_hh_l0
+
+
+def other_dropout(model):
+    model.lstm.dropout = 0.5
+
+
+def sigmoid(model):
+    model.head[1] = nn.Sigmoid()
+
+
+@pytest.mark.parametrize("change", [freeze("lstm"), freeze("head"), wake, tie, other_dropout, sigmoid])
+def test_another_network_goes_another_way(change):
+    task = task_of(change=change)
+    flat, _ = initial_weights(task, 3)
+    assert words.whole_trips(task, ONCE, 3, flat) is None
+    assert_same(task)
+
+
+def test_an_odd_hidden_size_or_another_loss_goes_another_way():
+    task = task_of(hidden=9)
+    assert words.whole_trips(task, ONCE, 3, initial_weights(task, 3)[0]) is None
+    task = replace(task_of(), loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert words.whole_trips(task, ONCE, 3, initial_weights(task, 3)[0]) is None
+
+
+def test_a_label_that_does_not_count_and_texts_of_another_length_go_another_way():
+    task = task_of()
+    task.clients[2][1][:] = [-100, 1]
+    longer = np.zeros((3, 9), np.int64), np.array([0, 1, 2])
+    for clients in (task.clients, [*task.clients[:5], longer]):
+        assert_same(replace(task, clients=clients))
+
+
+@pytest.mark.parametrize("word", [WORDS, -1, 1 << 40])
+def test_a_word_that_has_no_vector_is_an_error_and_not_a_crash(word):
+    task = task_of()
+    task.clients[0][0][0, 3] = word
+    with pytest.raises((IndexError, RuntimeError)):
+        both_ways(task)
+
+
+def test_nothing_to_train_is_no_error():
+    task = task_of()
+    flat, weights = initial_weights(task, 3)
+    assert batched(task, ONCE, 3, flat)([]).shape == (0, len(weights))
+
+
+def test_what_is_not_finite_stays_so():
+    task = task_of()
+    flat, weights = initial_weights(task, 3)
+    weights[17] = np.nan
+    assert not np.isfinite(batched(task, ONCE, 3, flat)(jobs_of(task, weights, versions=1))).all(axis=1).any()
+
+
+def test_a_kernel_that_is_wrong_is_noticed_before_a_run(monkeypatch):
+    right = words.WholeTrips.into
+
+    def wrong(self, updates, rows, *trips):
+        done = right(self, updates, rows, *trips)
+        updates[rows] *= 1.01
+        return done
+
+    task = task_of()
+    assert why_not(task, ONCE, 3, initial_weights(task, 3)[0]) is None
+    monkeypatch.setattr(words.WholeTrips, "into", wrong)
+    assert "other updates" in str(why_not(task, ONCE, 3, initial_weights(task, 3)[0]))
