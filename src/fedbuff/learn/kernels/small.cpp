@@ -10,6 +10,8 @@
 #include "products.h"
 #include "trips.h"
 
+namespace {  // of this file: others have names like these
+
 struct Network {
   i64 layers;
   const i64* sizes;  // layers + 1 of them
@@ -36,6 +38,8 @@ struct Network {
     }
   }
 };
+
+}  // namespace
 
 // The examples of trip i are those of table[where[i]], its update goes into row into[i].
 // Returns the number of the first trip with a label that is no class, or -1.
