@@ -1,5 +1,6 @@
 """Whole trips of the paper's network for text are what the loop makes of them, and what is not for them goes another way."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_whole_trips_are_the_loops(sizes, time, versions, features, classes, hid
 
 
 @pytest.mark.usefixtures("only_whole")
-@pytest.mark.parametrize("changes", [{"steps": 1, "batch_size": 3}, {"proximal": 0.5}, {"lr": 0.0}], ids=str)
+@pytest.mark.parametrize("changes", [{"steps": 1, "batch_size": 3}, {"proximal": 0.5}, {"momentum": 0.9}, {"lr": 0.0}], ids=str)
 def test_one_local_step_of_every_kind(changes):
     assert_same(task_of(), replace(ONCE, **changes))
 
@@ -126,12 +127,13 @@ def test_texts_may_be_of_any_kind_of_integer_and_lie_anyhow():
     task = task_of()
     other = [(torch.from_numpy(x.astype(np.int32)), list(y)) for x, y in task.clients]
     turned = [(np.asfortranarray(x.astype(np.int16)), y.astype(np.uint8)) for x, y in task.clients]
-    for clients in (other, turned):
+    apart = [(np.repeat(x, 2, axis=1)[:, ::2], np.repeat(y, 2)[::2]) for x, y in task.clients]
+    for clients in (other, turned, apart):
         changed = replace(task, clients=clients)
         assert np.array_equal(both_ways(changed)[1], both_ways(task)[1])
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 4}, {"epochs": 2}, {"momentum": 0.9}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("changes", [{"batch_size": 4}, {"epochs": 2}, {"steps": 2}, {"weight_decay": 0.1}], ids=str)
 def test_more_than_one_step_goes_another_way(changes):
     assert_same(task_of(), replace(ONCE, **changes))
 
@@ -156,12 +158,54 @@ def sigmoid(model):
     model.head[1] = nn.Sigmoid()
 
 
-@pytest.mark.parametrize("change", [freeze("lstm"), freeze("head"), wake, tie, other_dropout, sigmoid])
+def other_order(model):
+    """What pruning leaves behind: the same weights, but the bias comes first."""
+    weight = model.head[0].weight
+    del model.head[0].weight
+    model.head[0].weight = weight
+
+
+def other_order_of_lstm(model):
+    weight = model.lstm.weight_ih_l0
+    del model.lstm.weight_ih_l0
+    model.lstm.weight_ih_l0 = weight
+
+
+def other_head(model):
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model.head = Twice(*model.head)
+
+
+def other_class(model):
+    class Negative(WordLSTM):
+        def forward(self, x):
+            return -super().forward(x)
+
+    model.__class__ = Negative
+
+
+def bounded(model):
+    model.embedding.max_norm = 0.5
+
+
+FROZEN = freeze("lstm"), freeze("head")
+OTHERS = wake, tie, other_dropout, sigmoid, other_order, other_order_of_lstm, other_head, other_class
+
+
+@pytest.mark.parametrize("change", [*FROZEN, *OTHERS])
 def test_another_network_goes_another_way(change):
     task = task_of(change=change)
     flat, _ = initial_weights(task, 3)
     assert words.whole_trips(task, ONCE, 3, flat) is None
     assert_same(task)
+
+
+def test_vectors_of_a_bounded_norm_go_another_way():
+    task = task_of(change=bounded)
+    assert words.whole_trips(task, ONCE, 3, initial_weights(task, 3)[0]) is None
 
 
 def test_an_odd_hidden_size_or_another_loss_goes_another_way():
@@ -171,20 +215,124 @@ def test_an_odd_hidden_size_or_another_loss_goes_another_way():
     assert words.whole_trips(task, ONCE, 3, initial_weights(task, 3)[0]) is None
 
 
-def test_a_label_that_does_not_count_and_texts_of_another_length_go_another_way():
+def changed(client, x=None, y=None):
+    """The task, one of whose clients has other texts or labels."""
     task = task_of()
-    task.clients[2][1][:] = [-100, 1]
-    longer = np.zeros((3, 9), np.int64), np.array([0, 1, 2])
-    for clients in (task.clients, [*task.clients[:5], longer]):
-        assert_same(replace(task, clients=clients))
+    old_x, old_y = task.clients[client]
+    task.clients[client] = old_x if x is None else x, old_y if y is None else y
+    return task
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        changed(2, y=np.array([-100, 1])),
+        changed(5, x=np.zeros((3, 9), np.int64)),
+        changed(5, x=np.zeros((3, 3), np.int64)),
+        changed(3, x=np.ones((40, 7), np.int64), y=np.arange(40) % 3),
+    ],
+    ids=["a label that does not count", "longer texts", "shorter texts", "more than a batch"],
+)
+def test_what_is_not_for_the_kernel_goes_another_way(task):
+    assert_same(task)
 
 
 @pytest.mark.parametrize("word", [WORDS, -1, 1 << 40])
 def test_a_word_that_has_no_vector_is_an_error_and_not_a_crash(word):
-    task = task_of()
-    task.clients[0][0][0, 3] = word
+    x = np.zeros((1, 7), np.int64)
+    x[0, 3] = word
+    task = changed(0, x=x)
+    flat, weights = initial_weights(task, 3)
     with pytest.raises((IndexError, RuntimeError)):
-        both_ways(task)
+        batched(task, ONCE, 3, flat)(jobs_of(task, weights))
+
+
+@pytest.mark.parametrize("label", [3, -1, 1 << 40])
+def test_a_label_that_is_no_class_is_an_error_and_not_a_crash(label):
+    task = changed(0, y=np.array([label]))
+    flat, weights = initial_weights(task, 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        batched(task, ONCE, 3, flat)(jobs_of(task, weights))
+
+
+def test_texts_without_a_word_or_of_another_shape_are_an_error_and_not_a_crash():
+    task = task_of(time=0)
+    assert words.whole_trips(task, ONCE, 3, initial_weights(task, 3)[0]) is None
+    task = changed(4, x=np.zeros((1, 7, 1), np.int64))
+    flat, weights = initial_weights(task, 3)
+    with pytest.raises(ValueError, match="batch"):
+        batched(task, ONCE, 3, flat)(jobs_of(task, weights))
+
+
+def test_weights_of_another_length_are_refused():
+    task = task_of()
+    flat, weights = initial_weights(task, 3)
+    with pytest.raises(ValueError, match="vectors of"):
+        batched(task, ONCE, 3, flat)(jobs_of(task, weights[:-1].copy(), versions=1))
+
+
+@pytest.mark.parametrize("layout", ["F", "every other column", "doubles"])
+def test_updates_may_lie_in_any_matrix(layout):
+    task = task_of()
+    flat, weights = initial_weights(task, 3)
+    train, jobs = batched(task, ONCE, 3, flat), jobs_of(task, weights, trips=4)
+    out = np.zeros(
+        (4, 2 * len(weights)), np.float64 if layout == "doubles" else np.float32, order="F" if layout == "F" else "C"
+    )
+    out = out[:, ::2] if layout == "every other column" else out[:, : len(weights)]
+    train(jobs, out)
+    assert norms(out - train(jobs)) == pytest.approx(0, abs=1e-5)
+
+
+class Counted(list):
+    """Clients that are made when asked for, and how often that was."""
+
+    asked = 0
+
+    def __getitem__(self, client):
+        self.asked += 1
+        return super().__getitem__(client)
+
+    def examples(self, client):
+        return len(super().__getitem__(client)[1])
+
+
+class Lazy:
+    def __init__(self, clients):
+        self.clients = clients
+
+    def __len__(self):
+        return len(self.clients)
+
+    def __getitem__(self, client):
+        return self.clients[client]
+
+    def examples(self, client):
+        return self.clients.examples(client)
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 4}, {"epochs": 2}, {"steps": 3}], ids=str)
+def test_a_client_is_made_once_for_a_trip(changes):
+    task = task_of()
+    counted = Counted(task.clients)
+    task = replace(task, clients=Lazy(counted))
+    flat, weights = initial_weights(task, 3)
+    train, jobs = batched(task, replace(ONCE, **changes), 3, flat), jobs_of(task, weights, trips=6)
+    counted.asked = 0
+    train(jobs)
+    assert counted.asked == 6
+
+
+@pytest.mark.parametrize("batch_size", [sys.maxsize, 1 << 63, 1 << 64])
+@pytest.mark.parametrize("task", [task_of(), None], ids=["lstm", "linear"])
+def test_a_batch_size_that_no_kernel_can_count_to(batch_size, task):
+    if task is None:
+        clients = [(np.ones((3, 4), np.float32), np.array([0, 1, 2]))]
+        task = fb.Task(model=lambda: nn.Linear(4, 3), loss=F.cross_entropy, clients=clients, evaluate=clients[0], accuracy=None)
+    sgd = replace(ONCE, batch_size=batch_size)
+    expected, found = both_ways(task, sgd)
+    assert norms(expected).min() > 0
+    assert norms(found - expected) == pytest.approx(0, abs=1e-5 * norms(expected).max())
 
 
 def test_nothing_to_train_is_no_error():
@@ -193,10 +341,12 @@ def test_nothing_to_train_is_no_error():
     assert batched(task, ONCE, 3, flat)([]).shape == (0, len(weights))
 
 
-def test_what_is_not_finite_stays_so():
+@pytest.mark.parametrize("name", ["lstm.weight_ih_l0", "lstm.bias_hh_l1", "head.0.bias", "head.3.weight"])
+def test_what_is_not_finite_stays_so(name):
     task = task_of()
     flat, weights = initial_weights(task, 3)
-    weights[17] = np.nan
+    sizes = [p.numel() for p in flat.parameters.values()]
+    weights[sum(sizes[: list(flat.parameters).index(name)])] = np.nan
     assert not np.isfinite(batched(task, ONCE, 3, flat)(jobs_of(task, weights, versions=1))).all(axis=1).any()
 
 
@@ -205,7 +355,7 @@ def test_a_kernel_that_is_wrong_is_noticed_before_a_run(monkeypatch):
 
     def wrong(self, updates, rows, *trips):
         done = right(self, updates, rows, *trips)
-        updates[rows] *= 1.01
+        updates[rows] *= 1.1
         return done
 
     task = task_of()

@@ -19,11 +19,12 @@ Found = tuple[NDArray[np.int64], Sequence[int], list[Any]]
 class Places:
     """Addresses of inputs and labels: remembered if the task holds all clients, else found for each chunk.
 
-    An example's input is `features` numbers of `kind`, its label a class.
+    An example's input is `features` numbers of `kind`, in a row if `in_a_row`, else of any shape; its label is a class. What
+    is of another kind is kept as a copy.
     """
 
-    def __init__(self, task: Task, flat: Flat, features: int, kind: "np.dtype[Any]") -> None:
-        self.task, self.flat, self.features, self.kind = task, flat, features, kind
+    def __init__(self, task: Task, flat: Flat, features: int, kind: "np.dtype[Any]", in_a_row: bool) -> None:
+        self.task, self.flat, self.features, self.kind, self.in_a_row = task, flat, features, kind, in_a_row
         self.all = isinstance(task.clients, list | tuple)
         self.table = np.zeros((len(task.clients) if self.all else 0, 3), np.int64)  # inputs, labels, how many
         self.missing = len(self.table)
@@ -50,7 +51,7 @@ class Places:
         return self.table, clients, self.kept
 
     def find(self, client: int, kept: list[Any]) -> tuple[int, int, int] | None:
-        x, y = self.task.clients[client]
+        x, y = (np.asarray(part) if isinstance(part, np.memmap) else part for part in self.task.clients[client])
         if not (type(x) is np.ndarray and x.dtype == self.kind and x.flags.c_contiguous):
             x = self.readable(x)
         if not (type(y) is np.ndarray and y.dtype == np.int64 and y.flags.c_contiguous):
@@ -58,7 +59,7 @@ class Places:
         n = len(y)
         if x.dtype != self.kind or y.dtype != np.int64 or y.ndim != 1 or n == 0 or len(x) != n:
             return None
-        if x.size != n * self.features:
+        if x.size != n * self.features or (self.in_a_row and x.ndim != 2):
             return None
         kept += [x, y]
         return x.__array_interface__["data"][0], y.__array_interface__["data"][0], n
@@ -87,9 +88,12 @@ def described(
     weights: Sequence[Vector],
 ) -> Described | None:
     """Their number, examples, clients, names, weights and updates, most of it by address; None if it is not for a kernel."""
-    if updates.dtype != np.float32 or updates.strides[-1] != 4 or not clients:
+    size = len(places.flat.vector)
+    if updates.dtype != np.float32 or updates.strides[1] != 4 or updates.strides[0] % 4 or not clients:
         return None
     distinct = {id(w): w for w in weights}
+    if updates.shape[1] != size or any(w.shape != (size,) for w in distinct.values()):
+        raise ValueError(f"weights and updates are vectors of {size:,} numbers, not of {updates.shape[1]:,}")
     if any(w.dtype != np.float32 or not w.flags.c_contiguous for w in distinct.values()):
         return None
     found = places.of(clients)

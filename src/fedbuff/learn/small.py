@@ -24,6 +24,7 @@ from fedbuff.learn.shuffle import beginning
 from fedbuff.learn.task import Task
 
 _LARGEST = 1 << 16  # weights; larger layers are better off with a real matrix library
+_MOST = 1 << 30  # examples in a batch, epochs, or steps
 
 
 def layers_of(module: nn.Module) -> list[nn.Linear] | None:
@@ -53,6 +54,11 @@ def is_cross_entropy(loss: Any) -> bool:
     )
 
 
+def countable(sgd: LocalSGD) -> bool:
+    """Whether kernels can count with its numbers: sys.maxsize as a batch size, say, plus a few is none of theirs."""
+    return max(sgd.batch_size, sgd.epochs, sgd.steps or 0) <= _MOST
+
+
 def as_sgd(sgd: LocalSGD) -> Sgd:
     """Local training as kernels are told of it."""
     return Sgd(
@@ -76,7 +82,7 @@ class Small:
         bias = (ctypes.c_int64 * len(layers))(*(int(layer.bias is not None) for layer in layers))
         self._network = len(layers), sizes, bias, ctypes.pointer(as_sgd(sgd))
         self._hash = beginning(seed, "shuffle")
-        self._places = Places(task, flat, layers[0].in_features, np.dtype(np.float32))
+        self._places = Places(task, flat, layers[0].in_features, np.dtype(np.float32), in_a_row=False)
 
     def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         updates = room_for(jobs, self._flat) if out is None else out
@@ -98,6 +104,8 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
     kernels = usable(flat.vector)
     expected = [p for layer in layers or () for p in (layer.weight, layer.bias) if p is not None]
     if layers is None or kernels is None or not is_cross_entropy(task.loss) or len(flat.vector) > _LARGEST:
+        return None
+    if not countable(sgd):
         return None
     if [id(p) for p in expected] != [id(p) for p in flat.parameters.values()]:  # some are frozen, or tied
         return None

@@ -19,7 +19,7 @@ from fedbuff.learn.local import Matrix
 from fedbuff.learn.networks import WordLSTM
 from fedbuff.learn.places import Places, described
 from fedbuff.learn.shuffle import beginning
-from fedbuff.learn.small import as_sgd, is_cross_entropy
+from fedbuff.learn.small import as_sgd, countable, is_cross_entropy
 from fedbuff.learn.task import Task
 
 
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 def parts_of(flat: Flat) -> Parts | None:
     """The parts of a network that the kernel knows; None if it is another one, or was changed since it was made."""
     model = flat.module
-    if type(model) is not WordLSTM or len(model.head) != 4:
+    if type(model) is not WordLSTM or type(model.head) is not nn.Sequential or len(model.head) != 4:
         return None
     parts = Parts(model.embedding, model.lstm, *model.head)
     kinds = nn.Embedding, nn.LSTM, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear
@@ -50,9 +50,12 @@ def parts_of(flat: Flat) -> Parts | None:
         return None
     if parts.embedding.max_norm is not None or usable(parts.embedding.weight) is None:
         return None
-    trained = [*lstm.parameters(), *model.head.parameters()]
-    if len(trained) != 4 * lstm.num_layers + 4 or list(map(id, trained)) != list(map(id, flat.parameters.values())):
-        return None  # some are tied or frozen, or the vectors are not
+    # in the order in which the kernel has them: some may be tied or frozen, the vectors not, or all lie in another order
+    kinds_of = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    trained = [getattr(lstm, f"{kind}_l{layer}") for layer in range(lstm.num_layers) for kind in kinds_of]
+    trained += [p for part in (parts.first, parts.last) for p in (part.weight, part.bias)]
+    if list(map(id, trained)) != list(map(id, flat.parameters.values())):
+        return None
     return parts
 
 
@@ -62,6 +65,9 @@ class WholeTrips:
     def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, parts: Parts, kernels: ctypes.CDLL) -> None:
         time = np.shape(task.clients[0][0])[1]
         self._kernels = kernels
+        # who has more examples than a step takes is known before they are looked up, if the task can tell
+        self._known = task.examples if sgd.steps is None and hasattr(task.clients, "examples") else None
+        self._most = sgd.batch_size
         self._vectors = parts.embedding.weight.detach().contiguous()  # kept: the kernel has its address
         net = Words(
             *self._vectors.shape, time, parts.lstm.hidden_size, parts.lstm.num_layers, parts.first.out_features,
@@ -69,12 +75,14 @@ class WholeTrips:
         )  # fmt: skip
         self._network = ctypes.pointer(net), ctypes.pointer(as_sgd(sgd))
         self._hashes = beginning(seed, "shuffle"), beginning(seed, "dropout")
-        self._places = Places(task, flat, time, np.dtype(np.int64))
+        self._places = Places(task, flat, time, np.dtype(np.int64), in_a_row=True)
 
     def into(
         self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
     ) -> bool:
         """Write the updates into these rows; False if the kernel can't take one of these trips: then they may hold anything."""
+        if self._known is not None and any(self._known(client) > self._most for client in clients):
+            return False
         rank = {version: number for number, version in enumerate(dict.fromkeys(map(id, weights)))}
         order = sorted(range(len(clients)), key=lambda i: rank[id(weights[i])])
         found = described(
@@ -89,6 +97,10 @@ class WholeTrips:
 def whole_trips(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> WholeTrips | None:
     """A way to train chunks of trips of this task, if its model is one that the kernel knows; else None."""
     kernels, parts = usable(flat.vector), parts_of(flat)
-    if kernels is None or parts is None or not is_cross_entropy(task.loss) or sgd.momentum or sgd.weight_decay:
+    one_step = sgd.steps == 1 or (sgd.steps is None and sgd.epochs == 1)
+    if kernels is None or parts is None or not one_step or sgd.weight_decay or not countable(sgd):
         return None
-    return WholeTrips(task, sgd, seed, flat, parts, kernels) if np.ndim(task.clients[0][0]) == 2 else None
+    shape = np.shape(task.clients[0][0])
+    if not is_cross_entropy(task.loss) or len(shape) != 2 or shape[1] == 0:
+        return None
+    return WholeTrips(task, sgd, seed, flat, parts, kernels)

@@ -48,7 +48,7 @@ static void lstm_rows(const Lstm& l, i64 rows, X x, const float* w_in, const flo
       float* hr = h(r, t);
       float* cr = c + (r * l.time + t) * hidden;
       float* squashed_r = tanh_c + (r * l.time + t) * hidden;
-      const float* old = c + (r * l.time + previous) * hidden;
+      const float* old = c + (r * l.time + previous) * hidden;  // at the first step it is nowhere, and not read
       in_vectors(hidden, [&](i64 k, auto how) __attribute__((always_inline)) {
         using T = typename decltype(how)::type;
         const T i = sigmoid<T>(how.get(zr + k)), f = sigmoid<T>(how.get(zr + hidden + k));

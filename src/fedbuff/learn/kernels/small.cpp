@@ -68,8 +68,7 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
     w = start;
     if (sgd.momentum != 0) std::fill(velocity.begin(), velocity.end(), 0.0f);
     order.resize(n);
-    const i64 per_epoch = (n + sgd.batch_size - 1) / sgd.batch_size;
-    const i64 steps = sgd.steps < 0 ? sgd.epochs * per_epoch : sgd.steps;
+    const i64 per_epoch = sgd.per_epoch(n), steps = sgd.steps_of(n);
     for (i64 step = 0; step < steps; step++) {
       const i64 first = step % per_epoch * sgd.batch_size, count = std::min(sgd.batch_size, n - first);
       if (first == 0) {

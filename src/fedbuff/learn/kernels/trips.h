@@ -12,9 +12,11 @@ struct Sgd {
   float lr, momentum, weight_decay, proximal;
   i64 batch_size, epochs, steps, lr_norm;  // steps < 0: as many as the epochs take
 
+  i64 per_epoch(i64 examples) const { return (examples + batch_size - 1) / batch_size; }
+  i64 steps_of(i64 examples) const { return steps < 0 ? epochs * per_epoch(examples) : steps; }
   // η_l of a step on so many examples
   float rate(i64 examples) const {
-    return lr_norm ? lr * static_cast<float>(examples) / static_cast<float>(batch_size) : lr;
+    return lr_norm ? static_cast<float>(double(lr) * double(examples) / double(batch_size)) : lr;
   }
 };
 

@@ -26,14 +26,15 @@ struct At {
   i64 in, state, bias_in, bias_state;
 };
 
-// Numbers that nobody has set yet; room for more is made, never less.
+// Memory for numbers: `make` room for new ones, which nobody has set yet, or `get` those that are there.
 struct Room {
   std::unique_ptr<float[]> numbers;
   i64 size = 0;
-  float* of(i64 count) {
+  float* make(i64 count) {
     if (count > size) numbers.reset(new float[size = count]);
     return numbers.get();
   }
+  float* get() { return numbers.get(); }
 };
 
 // The network with the weights of one version, as products want them.
@@ -60,7 +61,7 @@ struct Network {
     output_at = first_at + net.width * (net.hidden + 1);
   }
 
-  void take(const float* weights) {
+  void load(const float* weights) {
     if (w == weights) return;
     w = weights;
     for (i64 l = 0; l < net.layers; l++) {
@@ -146,7 +147,7 @@ struct Pass {
   }
 
   float* look_up() {
-    float* x = inputs[0].of(rows * net.time * net.features);
+    float* x = inputs[0].make(rows * net.time * net.features);
     float* to = x;
     for (const Trip& trip : trips)
       for (const i64 example : trip.order)
@@ -158,13 +159,13 @@ struct Pass {
   // what the next layer sees
   float* through_layer(i64 l, const float* x) {
     const i64 steps = rows * net.time, features = n.layer[l].features;
-    float* states = h[l].of(steps * hidden);
+    float* states = h[l].make(steps * hidden);
     lstm_rows(n.layer[l], rows, Steps<const float>{x, net.time * features, features}, n.in[l].data(), n.state[l].data(),
-              n.bias[l].data(), gates[l].of(steps * four), Steps<float>{states, net.time * hidden, hidden},
-              c[l].of(steps * hidden), tanh_c[l].of(steps * hidden));
+              n.bias[l].data(), gates[l].make(steps * four), Steps<float>{states, net.time * hidden, hidden},
+              c[l].make(steps * hidden), tanh_c[l].make(steps * hidden));
     if (l == last || !drops) return states;
-    float* m = mask[l].of(steps * hidden);
-    float* y = inputs[l + 1].of(steps * hidden);
+    float* m = mask[l].make(steps * hidden);
+    float* y = inputs[l + 1].make(steps * hidden);
     each([&](const Trip& trip, std::size_t i, i64 row) {
       draw_steps(twisters[i], m + row * net.time * hidden, trip.rows(), net.time, hidden, net.keep);
     });
@@ -172,23 +173,23 @@ struct Pass {
     return y;
   }
 
-  const float* input_of(i64 l) { return l == 0 || drops ? inputs[l].of(0) : h[l - 1].of(0); }
-  const float* after_last_word() { return h[last].of(0) + (net.time - 1) * hidden; }
+  const float* input_of(i64 l) { return l == 0 || drops ? inputs[l].get() : h[l - 1].get(); }
+  const float* after_last_word() { return h[last].get() + (net.time - 1) * hidden; }
 
   // to the gradient of the loss by the outputs
   void through_head() {
-    float* z = first.of(rows * width);
+    float* z = first.make(rows * width);
     linear(after_last_word(), rows, net.time * hidden, hidden, n.first, n.w + n.first_at + net.width * hidden, net.width, z);
     for (i64 i = 0; i < rows * width; i++) z[i] = z[i] <= 0 ? 0 : z[i];
-    float* m = first_mask.of(rows * width);
+    float* m = first_mask.make(rows * width);
     std::fill(m, m + rows * width, 1.0f);
     if (drops)
       each([&](const Trip& trip, std::size_t i, i64 row) {
         for (i64 r = row; r < row + trip.rows(); r++) draw(twisters[i], m + r * width, net.width, net.keep);
       });
-    float* y = dropped.of(rows * width);
+    float* y = dropped.make(rows * width);
     for (i64 i = 0; i < rows * width; i++) y[i] = z[i] * m[i];
-    float* d = output.of(rows * classes);
+    float* d = output.make(rows * classes);
     linear(y, rows, width, net.width, n.output, n.w + n.output_at + net.classes * net.width, net.classes, d);
     for (const Trip& trip : trips)
       for (const i64 example : trip.order) {
@@ -198,13 +199,13 @@ struct Pass {
   }
 
   void back_through_head() {
-    const float *d = output.of(0), *z = first.of(0), *m = first_mask.of(0);
-    float* dz = dropped.of(0);
+    const float *d = output.get(), *z = first.get(), *m = first_mask.get();
+    float* dz = dropped.get();  // what the output layer saw; its gradient takes its place as soon as it was used
     of_linear(d, net.classes, classes, dz, net.width, width, n.output_at);
     linear(d, rows, classes, net.classes, n.output_back, nullptr, net.width, dz);
     for (i64 i = 0; i < rows * width; i++) dz[i] = z[i] <= 0 ? 0 : dz[i] * m[i];
     of_linear(dz, net.width, width, after_last_word(), hidden, net.time * hidden, n.first_at);
-    linear(dz, rows, width, net.width, n.first_back, nullptr, hidden, up.of(rows * filled(hidden)));
+    linear(dz, rows, width, net.width, n.first_back, nullptr, hidden, up.make(rows * filled(hidden)));
   }
 
   // into each trip's update, at `at`: dyᵀ x over its rows, and behind it Σ dy
@@ -218,20 +219,20 @@ struct Pass {
 
   void back_through_layer(i64 l) {
     const i64 time = net.time, features = n.layer[l].features, wide = filled(hidden);
-    float* d = gates[l].of(0);
-    const float* below = dx.of(0);  // of the layer above: the gradient of its input
-    const float* end = up.of(0);
-    float* of_state = dc.of(rows * hidden);
+    float* d = gates[l].get();
+    const float* from_above = dx.get();  // the gradient of what the layer above saw,
+    const float* from_head = up.get();   // or of what the head saw
+    float* of_state = dc.make(rows * hidden);
     std::fill(of_state, of_state + rows * hidden, 0.0f);
     const std::vector<float> zeros(hidden);
     const auto dh = [&](i64 r, i64 t) {
-      return l < last ? below + (r * time + t) * wide : t == time - 1 ? end + r * wide : zeros.data();
+      return l < last ? from_above + (r * time + t) * wide : t == time - 1 ? from_head + r * wide : zeros.data();
     };
-    lstm_rows_back(n.layer[l], rows, d, n.state_back[l].data(), c[l].of(0), tanh_c[l].of(0), dh, of_state);
+    lstm_rows_back(n.layer[l], rows, d, n.state_back[l].data(), c[l].get(), tanh_c[l].get(), dh, of_state);
     each([&](const Trip& trip, std::size_t, i64 row) {
       const float* from = d + row * time * four;
       const Steps<const float> seen{input_of(l) + row * time * features, time * features, features};
-      const Steps<const float> states{h[l].of(0) + row * time * hidden, time * hidden, hidden};
+      const Steps<const float> states{h[l].get() + row * time * hidden, time * hidden, hidden};
       float* to = trip.update;
       outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), seen, false}, four, features, to + n.at[l].in, 0,
                     none);
@@ -243,9 +244,9 @@ struct Pass {
     if (l == 0) return;
     std::vector<const float*> from(rows * time);
     for (i64 i = 0; i < rows * time; i++) from[i] = d + i * four;
-    float* to = dx.of(rows * time * wide);
+    float* to = dx.make(rows * time * wide);
     multiply(from.data(), rows * time, four, n.in_back[l].data(), 0, true, nullptr, 0, to, wide, wide);
-    const float* m = mask[l - 1].of(0);
+    const float* m = mask[l - 1].get();
     for (i64 i = 0; drops && i < rows * time; i++)
       for (i64 k = 0; k < hidden; k++) to[i * wide + k] *= m[i * hidden + k];
   }
@@ -264,8 +265,7 @@ extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where
   Keys keys;
   for (i64 i = 0; i < trips; i++) {
     const auto [x, y, n] = table[where[i]];
-    const i64 steps = sgd.steps < 0 ? sgd.epochs * ((n + sgd.batch_size - 1) / sgd.batch_size) : sgd.steps;
-    if (steps != 1) return i;
+    if (sgd.steps_of(n) != 1) return i;
     for (i64 k = 0; k < n; k++)
       if (y[k] < 0 || y[k] >= words->classes) return i;
     for (i64 k = 0; k < n * words->time; k++)
@@ -280,7 +280,7 @@ extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where
     trip.seed = static_cast<std::uint32_t>(hashed(dropout_hash, clients[i], numbers[i]) >> 1);
     pass.take(std::move(trip));
     if (i + 1 == trips || starts[i + 1] != starts[i] || pass.rows >= ROWS) {
-      network.take(starts[i]);
+      network.load(starts[i]);
       pass.train();
     }
   }
