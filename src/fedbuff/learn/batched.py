@@ -97,11 +97,8 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
-        if (
-            once
-            and _agree(found, expected, weights, _FLIPPED)
-            and _agree(_tried(exact, short, seed, double)[0], doubled, start)
-        ):
+        near = _agree(found, expected, weights, _FLIPPED) and _agree(*once, weights, _FLIPPED)
+        if near and _agree(_tried(exact, short, seed, double)[0], doubled, start):
             return None
     except Exception as error:
         return f"training several trips at once failed with {type(error).__name__}: {error}"
