@@ -47,7 +47,8 @@ def result(ask: Ask, found: Cells) -> Result:
             best = f"{study['best']:,.0f} trips to the target" if study["reached"] else "which was not reached, by its accuracy"
             notes.append(f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips, {best} ({seeds})")
     notes.append(
-        "The paper adds up FedBuff's updates where we average them, so its η_g is to be multiplied by K before it is compared.",
+        "The paper adds up FedBuff's updates where we average them, so its η_g is to be multiplied by K before it is compared. "
+        "Most clients take a single local step, on which only η_l · η_g counts"
     )
     equal = len(budgets) == len(methods.TITLES) and len(set(budgets.values())) == 1
     facts = "; ".join(
