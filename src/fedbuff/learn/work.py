@@ -45,6 +45,11 @@ class Trainer:
         else:
             updates[np.asarray(rows)] = self.trips(jobs)
 
+    @property
+    def one_call(self) -> bool:
+        """Whether a chunk of trips is one call of a kernel, and small chunks hardly cost more than large ones."""
+        return isinstance(self.trips, Small) or (isinstance(self.trips, Together) and self.trips.whole is not None)
+
     def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""
         return evaluate_rows(self.task, self.flat, weights, split, start, self.outputs)

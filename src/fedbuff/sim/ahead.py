@@ -24,8 +24,8 @@ from fedbuff.sim.pool import NOW, Chunk, Pool
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step, if not said otherwise
 _TRIPS = 64  # a chunk has at most so many trips,
 _BYTES = 64 << 20  # and updates of so many bytes
-_COST = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
-_MOST = 4 * _COST  # that a chunk has at most
+WORTH = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
+_MOST = 4 * WORTH  # that a chunk has at most
 _OVER = (
     DROPPED,
     FAILED,
@@ -51,16 +51,26 @@ class Ahead:
     per_step     trips that a server step takes
     per_example  what an example costs, in multiplications
     examples     that a client has on average
+    worth        multiplications that make a chunk worth sending: the fewer, the less anybody waits for one
     """
 
     def __init__(
-        self, plan: AnyPlan, pool: Pool, steps: int, per_step: int, mixing: bool, per_example: int, examples: float
+        self,
+        plan: AnyPlan,
+        pool: Pool,
+        steps: int,
+        per_step: int,
+        mixing: bool,
+        per_example: int,
+        examples: float,
+        worth: int = WORTH,
     ) -> None:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
         matrix = pool.updates.matrix
         self._trips = max(1, min(_TRIPS, _BYTES // (matrix.shape[1] * matrix.itemsize)))
-        in_a_chunk = min(self._trips, _COST / (per_example * examples))
+        self._worth = worth
+        in_a_chunk = min(self._trips, worth / (per_example * examples))
         self._near = max(_SOON, math.ceil(_SOON * in_a_chunk / per_step))  # so many steps are soon
         self._waiting: dict[int, int] = {}  # trips of known versions that no server step within sight uses: trip -> version
         self._open = _Pile()  # trips for the next chunk
@@ -113,7 +123,7 @@ class Ahead:
             self.hold(version, held)
         if self._waiting:
             self._look(version, sight)
-        for pile, worth in ((self._soon, _COST // 4), (self._open, _COST)):
+        for pile, worth in ((self._soon, self._worth // 4), (self._open, self._worth)):
             if len(pile.trips) >= self._trips or pile.examples * self._per_example >= worth:
                 self._flush(pile)
 

@@ -27,7 +27,7 @@ from fedbuff.privacy.protection import Protection, protect
 from fedbuff.privacy.settings import Privacy
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load
-from fedbuff.sim.ahead import MEMORY, Ahead, horizon
+from fedbuff.sim.ahead import MEMORY, WORTH, Ahead, horizon
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
@@ -214,7 +214,14 @@ def simulate(
         simulation = Simulation(
             plan=plan,
             ahead=Ahead(
-                plan, pool, steps, server.buffer_size, server.mixing, multiplications(task, flat), _mean_examples(task)
+                plan,
+                pool,
+                steps,
+                server.buffer_size,
+                server.mixing,
+                multiplications(task, flat),
+                _mean_examples(task),
+                WORTH // 2 if work.one_call else WORTH,
             ),
             pool=pool,
             aggregation=aggregation,
