@@ -86,8 +86,8 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         found, drew = _tried(task, short, seed, flat)
         if drew:
             return "the model draws random numbers itself"
-        once = _one_step(task, short, seed, flat)
-        if _agree(found, expected, weights) and _agree(*once, weights):
+        both = [(found, expected), *_one_step(task, short, seed, flat)]
+        if all(_agree(*pair, weights) for pair in both):
             return None
         # a number that is the larger of two by a hair may be the smaller one after other rounding, and change an update
         # visibly; in double precision it does not happen, so that a difference there is a real one
@@ -97,7 +97,7 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
-        near = _agree(found, expected, weights, _FLIPPED) and _agree(*once, weights, _FLIPPED)
+        near = all(_agree(*pair, weights, _FLIPPED) for pair in both)
         if near and _agree(_tried(exact, short, seed, double)[0], doubled, start):
             return None
     except Exception as error:
@@ -178,14 +178,14 @@ def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[Matrix, bo
         return updates, not torch.equal(before, generator.get_state())
 
 
-def _one_step(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[Matrix, Matrix]:
-    """Found and expected updates of one local step, where that has a kernel of its own; else none."""
+def _one_step(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> list[tuple[Matrix, Matrix]]:
+    """Found and expected updates of trips of one local step, if these have a kernel of their own."""
     once, weights = replace(sgd, steps=1), flat.weights()
     if whole_trips(task, once, seed, flat) is None:
-        return (room_for([], flat),) * 2
+        return []
     expected = one_at_a_time(task, once, seed, flat)(_trial(task, flat))
     flat.load(weights)
-    return _tried(task, once, seed, flat)[0], expected
+    return [(_tried(task, once, seed, flat)[0], expected)]
 
 
 def _agree(found: Matrix, expected: Matrix, weights: Vector, tolerance: float = _TOLERANCE) -> bool:
