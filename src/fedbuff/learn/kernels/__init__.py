@@ -95,21 +95,21 @@ class Words(ctypes.Structure):
 
 
 Ranges = Sequence[tuple[int, int]]
-Places = ctypes.Array[ctypes.c_int64]
+Numbers = ctypes.Array[ctypes.c_int64]
 
 
 class Into(NamedTuple):
     """Where gradients go: the i-th client's to rows[places[i]], which it overwrites (β = 0) or adds to (β = 1)."""
 
     rows: Tensor
-    places: Places
+    places: Numbers
     beta: int
 
     def each(self) -> list[Tensor]:
         return [self.rows[place] for place in self.places]
 
 
-def numbers(values: Sequence[int]) -> Places:
+def numbers(values: Sequence[int]) -> Numbers:
     return (ctypes.c_int64 * len(values))(*values)
 
 
@@ -126,7 +126,7 @@ def needed() -> ctypes.CDLL:
     return kernels
 
 
-def ends(ranges: Ranges) -> Places:
+def ends(ranges: Ranges) -> Numbers:
     """Where each of some adjacent ranges ends."""
     return numbers([b for _, b in ranges])
 

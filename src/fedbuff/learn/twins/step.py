@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedbuff.learn.kernels import Into, Places
+from fedbuff.learn.kernels import Into, Numbers
 
 if TYPE_CHECKING:
     from fedbuff.learn.twins.dropout import Draws
@@ -23,7 +23,7 @@ class Step:
     groups: Ranges
     weights: Tensor  # [groups, d]
     gradient: Tensor  # [rows, d]; undefined where nothing was written
-    places: Places  # in which of these rows each client's gradient goes
+    places: Numbers  # in which of these rows each client's gradient goes
     draws: "Draws"  # random numbers, for dropout
     whose: Sequence[int]  # which of them are each client's
     rows: int
