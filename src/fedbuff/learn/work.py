@@ -14,7 +14,7 @@ from fedbuff.learn.batched import trainer as fastest
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.evaluate import Outputs, evaluate_rows, plain
 from fedbuff.learn.flat import Flat, as_tensor
-from fedbuff.learn.kernels import tune_allocator
+from fedbuff.learn.kernels import give_back, tune_allocator
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
 from fedbuff.learn.small import Small
 from fedbuff.learn.task import Task
@@ -93,7 +93,9 @@ def trainer(
         return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
     if checked:
         return Trainer(task, flat, batched(task, sgd, seed, flat, device=how.device, precision=how.precision))
-    return Trainer(task, flat, *fastest(task, sgd, seed, flat, device=how.device, precision=how.precision))
+    found = fastest(task, sgd, seed, flat, device=how.device, precision=how.precision)
+    give_back()  # the trial's, which takes a dozen times the model's weights
+    return Trainer(task, flat, *found)
 
 
 def settle() -> int:

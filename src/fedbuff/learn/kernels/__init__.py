@@ -6,6 +6,7 @@ Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers
 to rounding.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from functools import cache
@@ -59,6 +60,12 @@ def tune_allocator() -> None:
         return
     _ = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that an older glibc takes
     mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+def give_back() -> None:
+    """Return what malloc kept to the system, once: it would be copied into worker processes, though nobody uses it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Shape(ctypes.Structure):
