@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, USED
 from fedbuff.core.versions import Vector
 from fedbuff.sim.fastplan import AnyPlan
-from fedbuff.sim.plan import Step
 from fedbuff.sim.pool import NOW, Chunk, Pool
+from fedbuff.sim.steps import Step
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step, if not said otherwise
 _TRIPS = 64  # a chunk has at most so many trips,
@@ -77,7 +77,7 @@ class Ahead:
         self._soon = _Pile()  # and those that are needed soon: with them, it would be urgent as a whole
         self._chunks: dict[int, Chunk] = {}  # sent to the pool, by key
         # where each trip is, by number: row + 1 once it is trained, −key while it is in a chunk, 0 before and after
-        self._place = array("q")
+        self._place: NDArray[np.int64] = np.zeros(0, np.int64)
         self._holds: Counter[int] = Counter()  # why a version is kept
         self._seen, self._passed = 0, 0  # ends of trips that were looked at, and that the run has passed
         self._next_key = 0
@@ -110,7 +110,7 @@ class Ahead:
         """Open the trips that a server step within sight uses, of this version and of those waiting."""
         trips = self._plan.trips
         outcome, needed, sight = trips.outcome, trips.server_step, version + self.steps
-        self._place.extend([0] * (last - len(self._place)))
+        self._make_place(last)
         held = last - first
         for trip in range(first, last):
             if outcome[trip] == USED and needed[trip] <= sight:
@@ -130,10 +130,10 @@ class Ahead:
     def _look(self, version: int, sight: int) -> None:
         """See what became of the trips waiting."""
         trips = self._plan.trips
-        step = next((s for s in reversed(self._plan.steps) if s.version <= sight), None)
-        if step is None:
+        ended = self._plan.steps.ended_by(sight)
+        if ended is None:
             return
-        for trip in trips.order[self._seen : step.ended]:
+        for trip in trips.order[self._seen : ended]:
             if trip not in self._waiting:
                 continue
             if trips.outcome[trip] == USED:
@@ -141,7 +141,11 @@ class Ahead:
                 self._open_up(trip, version)
             elif trips.outcome[trip] in _OVER:
                 self.release(self._waiting.pop(trip))
-        self._seen = step.ended
+        self._seen = ended
+
+    def _make_place(self, trips: int) -> None:
+        if trips > len(self._place):
+            self._place = np.concatenate([self._place, np.zeros(max(trips - len(self._place), len(self._place) // 2), np.int64)])
 
     def _open_up(self, trip: int, version: int) -> None:
         trips = self._plan.trips
@@ -167,14 +171,13 @@ class Ahead:
         pile.trips, pile.examples = [], 0
 
     def _send(self, trips: list[int], priority: int | None = None) -> None:
-        table, place = self._plan.trips, self._place
+        table = self._plan.trips
         client, version, needed = table.client, table.start_version, table.server_step
         rows = self._pool.updates.take(len(trips))
         chunk = Chunk(*(array("q", part) for part in (trips, [client[t] for t in trips], [version[t] for t in trips], rows)))
         key = self.key()
         self._chunks[key] = chunk
-        for trip in trips:
-            place[trip] = -key
+        self._place[trips] = -key
         self._pool.submit(key, chunk, min([needed[t] for t in trips]) if priority is None else priority)
 
     def key(self) -> int:
@@ -185,8 +188,8 @@ class Ahead:
 
     def rows(self, step: Step) -> list[int]:
         """Where the updates are that a server step needs; waits for them if need be. They are there until `used`."""
-        place = self._place
-        places = [place[trip] for trip in step.trips]
+        trips = np.asarray(step.trips)  # looked up at once: with many trips in flight, each lies far from the others
+        places = self._place[trips].tolist()
         if min(places, default=1) > 0:
             return [p - 1 for p in places]
         if 0 in places:
@@ -196,25 +199,23 @@ class Ahead:
             if not missing.isdisjoint(self._open.trips):
                 self._flush(self._open)
         for trip in step.trips:
-            if place[trip] < 0:
-                self._finish(-place[trip])
-        return [place[trip] - 1 for trip in step.trips]
+            if self._place[trip] < 0:
+                self._finish(-int(self._place[trip]))
+        return [p - 1 for p in self._place[trips].tolist()]
 
     def _finish(self, key: int) -> None:
         self._pool.result(key)
-        chunk, place = self._chunks.pop(key), self._place
-        for trip, row in zip(chunk.trips, chunk.rows, strict=True):
-            place[trip] = row + 1
+        chunk = self._chunks.pop(key)
+        self._place[np.asarray(chunk.trips)] = np.asarray(chunk.rows) + 1
         if not self._mixing:
             for version, times in Counter(chunk.versions).items():
                 self.release(version, times)
 
     def used(self, step: Step, rows: list[int]) -> None:
         """A server step has used these updates."""
-        place = self._place
-        for trip in step.trips:
-            place[trip] = 0
-            if self._mixing:
+        self._place[np.asarray(step.trips)] = 0
+        if self._mixing:
+            for trip in step.trips:
                 self.release(self._plan.trips.start_version[trip])
         self._pool.updates.give(rows)
 
@@ -231,7 +232,7 @@ class Ahead:
 
     def trained(self) -> list[int]:
         """Trips whose updates are there."""
-        found: list[int] = np.flatnonzero(np.array(self._place) > 0).tolist()
+        found: list[int] = np.flatnonzero(self._place > 0).tolist()
         return found
 
     def forget(self, version: int, first: int, ended: int) -> None:
@@ -239,10 +240,10 @@ class Ahead:
         for key in list(self._chunks):
             self._finish(key)
         for trip in [t for t in self.trained() if t >= first]:
-            self._pool.updates.give([self._place[trip] - 1])
+            self._pool.updates.give([int(self._place[trip]) - 1])
             if self._mixing:
                 self.release(version)
-        del self._place[first:]
+        self._place[first:] = 0
         start = self._plan.trips.start_version
         for trip in self._open.trips + self._soon.trips:  # they may be used at another step, or not at all
             self._waiting[trip] = start[trip]
@@ -265,7 +266,6 @@ class Ahead:
             "soon": self._soon.trips,
             "waiting": list(self._waiting),
             "seen": [self._seen, self._passed],
-            "known": len(self._place),
         }
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any], newest: int) -> None:
@@ -273,7 +273,7 @@ class Ahead:
             if name.startswith("version."):
                 self._pool.keep(int(name.removeprefix("version.")), weights)
         start, examples = self._plan.trips.start_version, self._plan.trips.examples
-        self._place.extend([0] * facts["known"])
+        self._make_place(len(self._plan.trips))
         self.hold(newest)
         self._seen, self._passed = facts["seen"]
         self._waiting = {trip: start[trip] for trip in facts["waiting"]}

@@ -7,7 +7,6 @@ availability, and for starting rules of a user's own.
 import ctypes
 import math
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,8 @@ from fedbuff.compiled import load
 from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.core.trips import COLUMNS, IN_FLIGHT, Trips
 from fedbuff.sim.clock import WAKES, nothing_left
-from fedbuff.sim.plan import Plan, Step, hopeless, patience
+from fedbuff.sim.plan import Plan, hopeless, patience
+from fedbuff.sim.steps import Steps
 
 _SOURCE = Path(__file__).with_name("plan.cpp")
 # sums and products are rounded one by one, as in Python
@@ -84,7 +84,7 @@ class FastPlan:
     """A plan that has not begun yet, from now on compiled."""
 
     def __init__(self, plan: Plan, library: ctypes.CDLL) -> None:
-        self.trips, self.failed, self.steps = Trips(), frozenset[int](), deque[Step]()
+        self.trips, self.failed, self.steps = Trips(), frozenset[int](), Steps()
         self._plan, self._library = plan, library
         clock, start, size = plan.clock, plan.schedule.start, plan.schedule.buffer_size
         self._buffer, self._staleness, self._weights = array("q", [0]) * size, array("q", [0]) * size, array("d", [0.0]) * size
@@ -191,9 +191,8 @@ class FastPlan:
         while facts.version < version:
             if not self._done(self._library.plan_run(self._object, facts.version + 1, most, before)):
                 return False
-            trips, weights, staleness = self._buffer[:], self._weights[:], self._staleness[:]
-            now, started, ended = facts.now, facts.started, facts.ended
-            self.steps.append(Step(facts.version, trips, weights, staleness, facts.first, started, now, ended))
+            buffer = self._buffer, self._weights, self._staleness
+            self.steps.add(facts.version, *buffer, facts.first, facts.started, facts.now, facts.ended)
         return True
 
     def follow(self, count: int) -> None:

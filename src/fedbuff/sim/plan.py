@@ -5,10 +5,8 @@ The timeline is a plan and nothing else. fastplan.py has the same plan, compiled
 """
 
 import math
-from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from fedbuff.core.random import Draw
 from fedbuff.core.schedule import Schedule
@@ -18,37 +16,10 @@ from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
+from fedbuff.sim.steps import Step, Steps
 from fedbuff.sim.timing import Sizes
 
 _HOPELESS = 20_000  # trips
-
-
-class Step(NamedTuple):
-    """A server step to come, and where the run stands right after it.
-
-    Arrays, as thousands of steps wait: numbers of Python's own would lie all over the memory, and be far away when needed.
-    """
-
-    version: int  # that it makes
-    trips: "array[int]"  # in its buffer, in the order of arrival
-    weights: "array[float]"  # s(τ) of each
-    staleness: "array[int]"
-    first: int  # the first trip that starts on the version
-    started: int  # trips that have started by now
-    time: float
-    ended: int  # trips that have ended by now
-
-    def state(self) -> tuple[Any, ...]:
-        """Ready for JSON."""
-        return tuple(value.tolist() if isinstance(value, array) else value for value in self)
-
-    @classmethod
-    def restored(cls, state: Sequence[Any]) -> "Step":
-        version, trips, weights, staleness, *rest = state
-        return cls(version, array("q", trips), array("d", weights), array("q", staleness), *rest)
-
-
-NOTHING = Step(0, array("q"), array("d"), array("q"), 0, 0, 0.0, 0)  # where a run stands before its first step
 
 
 class Plan:
@@ -78,7 +49,7 @@ class Plan:
         self.clock = Clock(timing, seed, sizes, dropout, timeout, availability)
         self.schedule = Schedule(with_rate(start, self.clock, clients), buffer_size, clients, seed, availability, ledger)
         self.trips, self.ledger = Trips(), ledger
-        self.steps: deque[Step] = deque()
+        self.steps = Steps()
         self.failed: set[int] = set()
         self.sizes, self._examples, self._weigh = sizes, sizes.listed, weigh
         self.limit = math.inf if max_staleness is None else max_staleness
@@ -181,7 +152,7 @@ class Plan:
         self._start(schedule.start_trips(now))
         self._ended_at_step = trips.ended
         facts = first, schedule.started, now, trips.ended
-        self.steps.append(Step.restored((schedule.version, self._buffer, weights, self._staleness, *facts)))
+        self.steps.extend([Step.restored((schedule.version, self._buffer, weights, self._staleness, *facts))])
         self._buffer, self._staleness = [], []
 
     def weight(self, staleness: int) -> float:

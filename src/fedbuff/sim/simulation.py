@@ -25,9 +25,9 @@ from fedbuff.report.run import summarise
 from fedbuff.sim.ahead import Ahead
 from fedbuff.sim.fastplan import AnyPlan
 from fedbuff.sim.memory import own_peak_mb, together_mb
-from fedbuff.sim.plan import NOTHING, Step
 from fedbuff.sim.pool import Block, Pool
 from fedbuff.sim.secure import Buffer, NotFiniteError
+from fedbuff.sim.steps import NOTHING, Step
 from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.until import Until
 
@@ -183,7 +183,7 @@ class Simulation:
         noise = self.protection.noise(step.version - 1) if self.protection and not self.make_secure else None
         w = self.aggregation.step(max(step.staleness, default=0), noise)
         self.ahead.used(step, rows)
-        self.plan.steps.popleft()
+        self.plan.steps.taken()
         self.at = step
         self.staleness_sum += sum(step.staleness)
         self.used += len(step.trips)
@@ -242,7 +242,7 @@ class Simulation:
     def first_after(self, version: int) -> int:
         """The first trip that did not start on `version` or before."""
         steps = self.plan.steps
-        return steps[0].first if steps else len(self.plan.trips)
+        return steps.first if steps else len(self.plan.trips)
 
     def refuse(self, bad: set[int]) -> None:
         """The server refuses updates that are not finite: the plan goes another way from the step before on."""

@@ -71,7 +71,7 @@ class Workers:
         while len(self._processes) < self._others:
             self._fork()
         self._work[key] = work
-        if priority != NOW:  # else this process does it, as soon as it waits for it
+        if self._others and priority != NOW:  # else this process does it, as soon as it waits for it
             heapq.heappush(self._queue, (priority, key))
             self._hand_out()
 
