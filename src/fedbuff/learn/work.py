@@ -94,7 +94,7 @@ def trainer(
     if checked:
         return Trainer(task, flat, batched(task, sgd, seed, flat, device=how.device, precision=how.precision))
     found = fastest(task, sgd, seed, flat, device=how.device, precision=how.precision)
-    give_back()  # the trial's, which takes a dozen times the model's weights
+    give_back()  # the trial's, which takes some thirty times the model's weights
     return Trainer(task, flat, *found)
 
 

@@ -144,8 +144,10 @@ class Ahead:
         self._seen = ended
 
     def _make_place(self, trips: int) -> None:
-        if trips > len(self._place):
-            self._place = np.concatenate([self._place, np.zeros(max(trips - len(self._place), len(self._place) // 2), np.int64)])
+        """Have a place for each of so many trips; half as many again, so that it is seldom done."""
+        more = trips - len(self._place)
+        if more > 0:
+            self._place = np.append(self._place, np.zeros(max(more, len(self._place) // 2), np.int64))
 
     def _open_up(self, trip: int, version: int) -> None:
         trips = self._plan.trips
