@@ -284,12 +284,14 @@ class Twisters:
         return mask
 
 
-@cache
 def twisters_agree() -> bool:
     """Whether torch still draws its masks as we do."""
     kernels = library()
-    if kernels is None:
-        return False
+    return kernels is not None and _draw_as_torch(kernels)
+
+
+@cache
+def _draw_as_torch(kernels: ctypes.CDLL) -> bool:
     expected = room(1000).bernoulli_(0.3, generator=torch.Generator().manual_seed(12345678901234567))
     found = Twisters(kernels, [12345678901234567]).draw(expected[:, None], 0.3, [0], [(0, 1000)], time_first=False)
     return torch.equal(found[:, 0] != 0, expected != 0)
