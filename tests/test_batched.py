@@ -14,11 +14,12 @@ from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
 from fedbuff.learn import work
-from fedbuff.learn.batched import Together, batched, norms, trainer, try_bfloat16, why_not
+from fedbuff.learn.batched import Together, batched, norms, try_bfloat16
 from fedbuff.learn.evaluate import evaluate_rows, plain
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.training import Training
+from fedbuff.learn.trial import trainer, why_not
 from fedbuff.learn.twins import twin_of
 
 SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example

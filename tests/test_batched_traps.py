@@ -12,9 +12,10 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.module import register_module_forward_hook
 
 import fedbuff as fb
-from fedbuff.learn.batched import batched, trainer, why_not
+from fedbuff.learn.batched import batched
 from fedbuff.learn.local import Job, initial_weights
 from fedbuff.learn.training import Training
+from fedbuff.learn.trial import trainer, why_not
 from test_batched import assert_equal, both_ways, clients_of, task_of
 
 SGD = fb.LocalSGD(lr=0.1, batch_size=32)
@@ -308,7 +309,7 @@ def test_frozen_weights_may_lie_in_any_order():
 
 def test_class_weights_survive_a_second_look_in_double_precision(monkeypatch):
     """As after a number that was the larger of two by a hair."""
-    from fedbuff.learn import batched as module
+    from fedbuff.learn import trial as module
 
     asked, agree = [], module._agree
     monkeypatch.setattr(module, "_agree", lambda *a: asked.append(1) or (len(asked) > 1 and agree(*a)))

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 import fedbuff as fb
 from fedbuff.learn import celeba, cifar, glove, sent140
-from fedbuff.learn.batched import why_not
 from fedbuff.learn.cache import cache_folder, prepared
 from fedbuff.learn.evaluate import evaluate
 from fedbuff.learn.local import initial_weights
 from fedbuff.learn.rows import RowClients, Scaled
+from fedbuff.learn.trial import why_not
 
 pytest.importorskip("PIL")
 SGD = fb.LocalSGD(lr=0.1, batch_size=4)

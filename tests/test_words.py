@@ -13,10 +13,11 @@ from torch.nn import functional as F  # noqa: N812
 
 import fedbuff as fb
 from fedbuff.learn import words
-from fedbuff.learn.batched import Together, batched, norms, why_not
+from fedbuff.learn.batched import Together, batched, norms
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.networks import WordLSTM
+from fedbuff.learn.trial import why_not
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler")
 torch.set_num_threads(1)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.batched import Together, batched
-from fedbuff.learn.batched import trainer as fastest
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.evaluate import Outputs, evaluate_rows, plain
 from fedbuff.learn.flat import Flat, as_tensor
@@ -20,6 +19,7 @@ from fedbuff.learn.small import Small
 from fedbuff.learn.task import Task
 from fedbuff.learn.tasks import cross_entropy
 from fedbuff.learn.training import Training
+from fedbuff.learn.trial import trainer as fastest
 
 _TRIED = 16  # rows on which the twins' outputs are compared with the model's
 

@@ -1,0 +1,166 @@
+"""Whether trips can be trained together: a few are tried at the start of a run, in batches and one at a time.
+
+Layers have twins that know how they are trained in batches, but a model is more than its layers: it may mix the rows of
+a batch, draw random numbers itself, or have a loss that is no mean. All of this shows in the updates.
+"""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedbuff.core.versions import Vector
+from fedbuff.learn.batched import batched, kind_of, norms, row_losses
+from fedbuff.learn.client import LocalSGD
+from fedbuff.learn.flat import Flat, as_tensor
+from fedbuff.learn.generator import default_generator
+from fedbuff.learn.local import Job, Matrix, Train, one_at_a_time
+from fedbuff.learn.task import Task
+from fedbuff.learn.twins import why_no_twin
+from fedbuff.learn.words import whole_trips
+
+_TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory
+_AWAY = 0.1  # of their typical size: how far the trial's second version lies from the initial weights
+_CHECKED = 4  # trips that both ways must agree on before the fast one is used
+_LOOKED_AT = 64  # clients, from the first to the last, of whom these trips are, and whose rows the loss is tried on
+_TRIAL_ROWS = 256  # of them
+_TOLERANCE = 1e-4  # of an update's norm: rounding is far below, a mask or a row gone wrong far above
+_FLIPPED = 0.05  # that a number which is the larger of two by a hair, or not, may change an update by
+
+
+def trainer(
+    task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32"
+) -> tuple[Train, str | None]:
+    """The fastest way to train this task, and if that is the slow loop, a sentence why."""
+    reason = why_not(task, sgd, seed, flat)
+    if reason is not None:
+        return one_at_a_time(task, sgd, seed, flat), reason
+    return batched(task, sgd, seed, flat, device=device, precision=precision), None
+
+
+def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
+    """A sentence saying why this task can't be trained in batches of trips, or None: a few trips are tried both ways."""
+    if reason := why_no_twin(flat.module):
+        return reason
+    weights = flat.weights()
+    short = replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2)
+    # what the loop can't train either is an error, here and now
+    short, expected = _tame(task, short, seed, flat)
+    flat.load(weights)
+    if not np.isfinite(expected).all():
+        return "a few trips, tried at the start, had updates that are not finite, so that no two ways could be compared"
+    try:
+        if not _loss_is_a_mean(task, flat):
+            return "the loss of a batch is not the mean over its rows"
+        found, drew = _tried(task, short, seed, flat)
+        if drew:
+            return "the model draws random numbers itself"
+        both = [(found, expected), *_one_step(task, short, seed, flat)]
+        if all(_agree(*pair, weights) for pair in both):
+            return None
+        # a number that is the larger of two by a hair may be the smaller one after other rounding, and change an update
+        # visibly; in double precision it does not happen, so that a difference there is a real one
+        exact = replace(task, loss=copy.deepcopy(task.loss).double() if isinstance(task.loss, nn.Module) else task.loss)
+        double = Flat(copy.deepcopy(flat.module).double())
+        start = double.weights()
+        doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
+        double.load(start)  # the loop left its own there
+        # but kernels know single precision only: what is far off there is their mistake
+        near = all(_agree(*pair, weights, _FLIPPED) for pair in both)
+        if near and _agree(_tried(exact, short, seed, double)[0], doubled, start):
+            return None
+    except Exception as error:
+        return f"training several trips at once failed with {type(error).__name__}: {error}"
+    return (
+        "training several trips at once gave other updates than one at a time: the model mixes rows of a batch or draws "
+        "random numbers itself, or the loss is not a mean over rows"
+    )
+
+
+def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[LocalSGD, Matrix]:
+    """The loop's updates in a trial, at a learning rate with which they stand out from the rounding of weights, and are finite.
+
+    The one of `sgd` may be too small for the one, and 0.1 too large for the other.
+    """
+    weights = flat.weights()
+    for lr in (max(sgd.lr, 0.1), 1e-3, 1e-5, 1e-7, sgd.lr):
+        sgd = replace(sgd, lr=lr)
+        updates = one_at_a_time(task, sgd, seed, flat)(_trial(task, flat))
+        flat.load(weights)
+        if norms(updates).max() <= 1e3 * np.linalg.norm(weights):  # and not NaN
+            break
+    return sgd, updates
+
+
+def _some(task: Task) -> list[int]:
+    """Clients from the first to the last: their neighbours may be alike."""
+    every: list[int] = np.linspace(0, len(task.clients) - 1, min(_LOOKED_AT, len(task.clients))).astype(int).tolist()
+    return every
+
+
+def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
+    """Whether the loss of rows of many clients is the mean of what `row_losses` gives for each."""
+    every = [tuple(as_tensor(part[:_TRIAL_ROWS], like=flat.vector) for part in task.clients[client]) for client in _some(task)]
+    some = [(x, y) for x, y in every if kind_of(x, y) == kind_of(*every[0])]
+    each = max(1, _TRIAL_ROWS // len(some))
+    x, y = (torch.cat([part[i][:each] for part in some]) for i in (0, 1))
+    training, weights, right = flat.module.training, flat.weights(), True
+    flat.module.eval()
+    for version in (weights, _elsewhere(flat)):
+        flat.load(version)
+        with torch.no_grad(), default_generator():
+            output = flat.module(x)
+        losses, counted = row_losses(task.loss)(output, y)
+        mean = losses.sum() / (len(losses) if counted is None else counted.sum())
+        whole = task.loss(output, y)
+        near = torch.isclose(mean.double(), whole.double(), rtol=1e-3, atol=1e-6)
+        right = right and (bool(near) or not bool(torch.isfinite(whole)))
+    flat.load(weights)
+    flat.module.train(training)
+    return right
+
+
+def _trial(task: Task, flat: Flat) -> list[Job]:
+    """Trips of two versions, different clients in one of them, all of many examples: a sum is a mean for a client of one."""
+    few = max(2, min(_CHECKED, _TRIAL_WEIGHTS // len(flat.vector)))
+    largest = sorted(_some(task), key=lambda client: -task.examples(client))[:few]
+    clients = [*(largest if len(largest) > 1 else 2 * largest), largest[-1]]
+    versions = flat.weights(), _elsewhere(flat)
+    last = len(clients) - 1
+    return [Job(trip, client, versions[trip % 2 if trip < last else 0]) for trip, client in enumerate(clients)]
+
+
+def _elsewhere(flat: Flat) -> Vector:
+    """Other weights than the initial ones: where those are zero, all rows look alike, and whatever is made of them."""
+    weights, rng = flat.weights(), np.random.default_rng(0)
+    for part in np.split(weights, np.cumsum([p.numel() for p in flat.parameters.values()])[:-1]):
+        typical = float(np.sqrt(np.mean(part * part))) or 1.0
+        part += (_AWAY * typical * rng.standard_normal(len(part))).astype(part.dtype)
+    return weights
+
+
+def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[Matrix, bool]:
+    """The updates, and whether the model drew from torch's generator, which is not a trip's own here: twins have theirs."""
+    with default_generator() as generator:
+        train, before = batched(task, sgd, seed, flat), generator.get_state()
+        updates = train(_trial(task, flat))
+        return updates, not torch.equal(before, generator.get_state())
+
+
+def _one_step(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> list[tuple[Matrix, Matrix]]:
+    """Found and expected updates of trips of one local step, if these have a kernel of their own."""
+    once, weights = replace(sgd, steps=1), flat.weights()
+    if whole_trips(task, once, seed, flat) is None:
+        return []
+    expected = one_at_a_time(task, once, seed, flat)(_trial(task, flat))
+    flat.load(weights)
+    return [(_tried(task, once, seed, flat)[0], expected)]
+
+
+def _agree(found: Matrix, expected: Matrix, weights: Vector, tolerance: float = _TOLERANCE) -> bool:
+    """Up to a part of the update's norm, and the rounding of weights."""
+    rounding = 8 * float(np.finfo(weights.dtype).eps) * float(np.linalg.norm(weights))
+    near = np.linalg.norm(found - expected, axis=1) <= tolerance * np.linalg.norm(expected, axis=1) + rounding
+    return bool(near.all())
