@@ -257,6 +257,19 @@ def test_methods_are_compared_over_the_seeds_that_both_have():
     assert cells.times([], some(s1=100), "trips") is None
 
 
+def test_a_large_k_is_tuned_with_the_staleness_weights_of_its_table(tmp_path, monkeypatch):
+    digits, asked = DATASETS["digits"], {}
+    monkeypatch.setattr(
+        "fedbuff.paper.tuning.tune", lambda tables, *_, **how: asked.update(tables) or {"best": None, "trials": 1}
+    )
+    table = table_large_k.cells(ask(tmp_path))["fedbuff"]["algorithm"]["fedbuff"]
+    for k, a in ((digits.concurrency, table["a"]), (methods.K, 0.5)):
+        with pytest.raises(ValueError, match="all 1 trials were given up"):
+            tune_method(digits, "fedbuff", tmp_path, buffer_size=k)
+        assert (asked["algorithm"]["fedbuff"]["buffer_size"], asked["algorithm"]["fedbuff"]["a"]) == (k, a)
+    assert table["a"] == 10
+
+
 def test_tuned_settings_go_before_untuned_ones(tmp_path):
     folder = tmp_path / "settings" / "digits"
     folder.mkdir(parents=True)

@@ -16,6 +16,7 @@ from fedbuff.toml import SettingsError, Table
 TITLES = {"fedbuff": "FedBuff", "fedasync": "FedAsync", "fedavgm": "FedAvgM", "fedavg": "FedAvg", "fedprox": "FedProx"}
 ASYNCHRONOUS = ("fedbuff", "fedasync")
 K, BATCH_SIZE = 10, 32
+A, A_OF_LARGE_K = 0.5, 10.0  # the staleness exponent, and that of Table 6, where K is the concurrency
 _STUDY = {"trials": int, "trips": int, "best": int | float, "reached": bool, "target": float, "ranges": str, "seeds": list}
 
 
@@ -71,7 +72,7 @@ def tables(
     concurrency: int | None = None,
     over_selection: float = 0.0,
     timing: Table | None = None,
-    a: float = 0.5,
+    a: float = A,
     weighting: str = "lr-norm",
     scale: float = 1.0,
     client_scale: float = 1.0,
@@ -126,6 +127,11 @@ def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> R
         found = UNTUNED[dataset.name][method]
     scaled = math.sqrt(buffer_size / K) if method == "fedbuff" else 1.0
     return found._replace(server=found.server * scaled)
+
+
+def exponent(dataset: Dataset, buffer_size: int) -> float:
+    """The staleness exponent that the paper has for this K."""
+    return A_OF_LARGE_K if buffer_size == dataset.concurrency else A
 
 
 def same_as(dataset: Dataset, method: str) -> str:

@@ -9,13 +9,13 @@ import numpy as np
 from fedbuff.core.starting import StartingRule, cohort, refill
 from fedbuff.paper.cells import to_target
 from fedbuff.paper.experiment import Ask, Cells, Experiment
+from fedbuff.paper.methods import exponent
 from fedbuff.paper.result import Check, Number, Pair, Result, exceeds, ratio, spread
 from fedbuff.sim.timeline import timeline
 from fedbuff.sim.timing import half_normal
 from fedbuff.toml import Table
 
 OVER_SELECTION = 0.3
-A = 10.0  # the staleness exponent of this table; 0.5 everywhere else
 
 TITLES = {"fedbuff": "FedBuff, K = M", "fedavgm": "FedAvgM", "over-selection": "FedAvgM, over-selection"}
 
@@ -29,7 +29,7 @@ PAPER = {
 def cells(ask: Ask) -> dict[str, Table]:
     m = ask.dataset.concurrency
     return {
-        "fedbuff": ask.tables("fedbuff", buffer_size=m, a=A),
+        "fedbuff": ask.tables("fedbuff", buffer_size=m, a=exponent(ask.dataset, m)),
         "fedavgm": ask.tables("fedavgm"),
         "over-selection": ask.tables("fedavgm", over_selection=OVER_SELECTION),
     }

@@ -42,7 +42,7 @@ def tune_method(
     k = buffer_size or methods.K
     tuned, shorter = out / "settings", replace(aiming(dataset, target), trips=trips or dataset.trips)
     untuned = out / "none"  # the same guess for everybody, whatever was tuned before
-    tables = methods.tables(shorter, untuned, method, buffer_size=k)
+    tables = methods.tables(shorter, untuned, method, buffer_size=k, a=methods.exponent(shorter, k))
     guess = methods.rates(shorter, untuned, method, k)
     known, lr = {"client.lr": guess.client}, f"algorithm.{method}.lr"
     known |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
