@@ -1,5 +1,6 @@
 """Steps to come are a queue: whatever is added and taken, what a list of them would say."""
 
+import tracemalloc
 from array import array
 
 import pytest
@@ -59,3 +60,14 @@ def test_there_is_no_step_beyond_the_last(number):
     steps.taken()
     with pytest.raises(IndexError):
         steps.taken()
+
+
+def test_steps_that_were_taken_are_let_go():
+    steps, trips, weights = Steps(), array("q", [1]) * 500, array("d", [1]) * 500
+    tracemalloc.start()
+    for version in range(2000):
+        steps.add(version, trips, weights, trips, 0, 0, 0.0, 0)
+        steps.taken()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100 * 3 * trips.itemsize * len(trips) * 2  # a hundred steps, and room to grow

@@ -13,7 +13,7 @@ from fedbuff.learn.batched import Together, batched
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.evaluate import Outputs, evaluate_rows, plain
 from fedbuff.learn.flat import Flat, as_tensor
-from fedbuff.learn.kernels import give_back, tune_allocator
+from fedbuff.learn.kernels import trim_allocator, tune_allocator
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
 from fedbuff.learn.small import Small
 from fedbuff.learn.task import Task
@@ -94,7 +94,7 @@ def trainer(
     if checked:
         return Trainer(task, flat, batched(task, sgd, seed, flat, device=how.device, precision=how.precision))
     found = fastest(task, sgd, seed, flat, device=how.device, precision=how.precision)
-    give_back()  # the trial's, which takes some thirty times the model's weights
+    trim_allocator()  # the trial's, which takes some thirty times the model's weights
     return Trainer(task, flat, *found)
 
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-_TAKEN = 4096  # so many steps that were taken may lie before those to come
+_TAKEN = 64  # so many steps that were taken may lie before those to come, or as many as those are
 
 
 class Step(NamedTuple):
@@ -94,7 +94,7 @@ class Steps:
         if not self:
             raise IndexError("no step is to come")
         self._taken += 1
-        if self._taken == _TAKEN:
+        if self._taken >= max(_TAKEN, len(self)):
             self._forget()
 
     @property

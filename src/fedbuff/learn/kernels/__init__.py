@@ -62,7 +62,7 @@ def tune_allocator() -> None:
     mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
-def give_back() -> None:
+def trim_allocator() -> None:
     """Return what malloc kept to the system, once: it would be copied into worker processes, though nobody uses it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
