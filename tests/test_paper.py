@@ -257,17 +257,26 @@ def test_methods_are_compared_over_the_seeds_that_both_have():
     assert cells.times([], some(s1=100), "trips") is None
 
 
-def test_a_large_k_is_tuned_with_the_staleness_weights_of_its_table(tmp_path, monkeypatch):
-    digits, asked = DATASETS["digits"], {}
-    monkeypatch.setattr(
-        "fedbuff.paper.tuning.tune", lambda tables, *_, **how: asked.update(tables) or {"best": None, "trials": 1}
-    )
-    table = table_large_k.cells(ask(tmp_path))["fedbuff"]["algorithm"]["fedbuff"]
-    for k, a in ((digits.concurrency, table["a"]), (methods.K, 0.5)):
+def test_each_k_is_tuned_with_its_tables_staleness_weights_from_what_comes_nearest(tmp_path, monkeypatch):
+    digits, asked, first = DATASETS["digits"], {}, []
+    folder = tmp_path / "settings" / "digits"
+    folder.mkdir(parents=True)
+    for method, lr in (("fedbuff", 2.0), ("fedavgm", 5.0)):
+        (folder / f"{method}.toml").write_text(f"[algorithm.{method}]\nlr = {lr}\nbeta = 0.3\n[client]\nlr = 0.25\n")
+
+    def study(tables, *_, **how):
+        asked.update(tables)
+        first[:] = [guess["algorithm.fedbuff.lr"] for guess in how["first"]]
+        return {"best": None, "trials": 1}
+
+    monkeypatch.setattr("fedbuff.paper.tuning.tune", study)
+    for k, a, guess, client in ((digits.concurrency, 10.0, 5.0, 0.25), (40, 0.5, 4.0, 0.25), (methods.K, 0.5, 0.96, 5.0)):
         with pytest.raises(ValueError, match="all 1 trials were given up"):
             tune_method(digits, "fedbuff", tmp_path, buffer_size=k)
         assert (asked["algorithm"]["fedbuff"]["buffer_size"], asked["algorithm"]["fedbuff"]["a"]) == (k, a)
-    assert table["a"] == 10
+        assert first == pytest.approx([guess, guess / 3, guess * 3])
+        assert asked["client"]["lr"] == client
+    assert table_large_k.cells(ask(tmp_path))["fedbuff"]["algorithm"]["fedbuff"]["a"] == 10.0
 
 
 def test_tuned_settings_go_before_untuned_ones(tmp_path):

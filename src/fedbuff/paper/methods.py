@@ -112,10 +112,7 @@ def tables(
 
 
 def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> Rates:
-    """Tuned values: of this buffer size, else of K = 10 with the server learning rate scaled, else untuned.
-
-    A step's mean is over more updates as K grows, and they are less stale: η_g ∝ √K keeps what an update moves about equal.
-    """
+    """Tuned values: of this buffer size, else of K = 10 with the server learning rate scaled, else untuned."""
     method = same_as(dataset, method)
     own = read(tuned / dataset.name / f"{file_name(method, buffer_size)}.toml", method)
     if own is not None:
@@ -125,8 +122,15 @@ def rates(dataset: Dataset, tuned: Path, method: str, buffer_size: int = K) -> R
         if dataset.name not in UNTUNED:
             raise SettingsError(f"dataset {dataset.name}: no settings to train on it with (there are: {', '.join(UNTUNED)})")
         found = UNTUNED[dataset.name][method]
-    scaled = math.sqrt(buffer_size / K) if method == "fedbuff" else 1.0
-    return found._replace(server=found.server * scaled)
+    return scaled(found, buffer_size) if method == "fedbuff" else found
+
+
+def scaled(found: Rates, buffer_size: int) -> Rates:
+    """The rates of K = 10 for another K.
+
+    A step's mean is over more updates as K grows, and they are less stale: η_g ∝ √K keeps what an update moves about equal.
+    """
+    return found._replace(server=found.server * math.sqrt(buffer_size / K))
 
 
 def exponent(dataset: Dataset, buffer_size: int) -> float:

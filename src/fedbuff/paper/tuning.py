@@ -1,7 +1,8 @@
 """`fedbuff paper tune`: the best settings for a method on a dataset, kept in OUT/settings/DATASET/METHOD.toml.
 
 Every method gets the same number of trials of the same length, from the same ranges; the first is the untuned guess, the
-next two are a third and three times its server learning rate.
+next two are a third and three times its server learning rate. Another K than 10 begins with K = 10's tuned values, scaled;
+one as large as the concurrency with FedAvgM's, which steps as seldom.
 """
 
 import datetime
@@ -43,7 +44,12 @@ def tune_method(
     tuned, shorter = out / "settings", replace(aiming(dataset, target), trips=trips or dataset.trips)
     untuned = out / "none"  # the same guess for everybody, whatever was tuned before
     tables = methods.tables(shorter, untuned, method, buffer_size=k, a=methods.exponent(shorter, k))
-    guess = methods.rates(shorter, untuned, method, k)
+    guess = methods.rates(shorter, untuned, method)
+    if k == shorter.concurrency:
+        guess = methods.rates(shorter, tuned, "fedavgm")
+    elif k != methods.K:
+        guess = methods.scaled(methods.rates(shorter, tuned, method), k)
+    tables["client"]["lr"] = guess.client
     known, lr = {"client.lr": guess.client}, f"algorithm.{method}.lr"
     known |= {f"algorithm.{method}.{name}": v for name in ("beta", "mu") if (v := getattr(guess, name)) is not None}
     searched, _ = space_of(tables, RANGES[ranges])
