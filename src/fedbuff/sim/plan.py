@@ -16,7 +16,7 @@ from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
 from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
-from fedbuff.sim.steps import Step, Steps
+from fedbuff.sim.steps import Steps
 from fedbuff.sim.timing import Sizes
 
 _HOPELESS = 20_000  # trips
@@ -151,8 +151,7 @@ class Plan:
         first = schedule.started
         self._start(schedule.start_trips(now))
         self._ended_at_step = trips.ended
-        facts = first, schedule.started, now, trips.ended
-        self.steps.extend([Step.restored((schedule.version, self._buffer, weights, self._staleness, *facts))])
+        self.steps.add(schedule.version, self._buffer, weights, self._staleness, first, schedule.started, now, trips.ended)
         self._buffer, self._staleness = [], []
 
     def weight(self, staleness: int) -> float:

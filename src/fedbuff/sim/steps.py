@@ -70,10 +70,10 @@ class Steps:
         return (self[i] for i in range(len(self)))
 
     def add(
-        self, version: int, trips: "array[int]", weights: "array[float]", staleness: "array[int]",
+        self, version: int, trips: Sequence[int], weights: Sequence[float], staleness: Sequence[int],
         first: int, started: int, time: float, ended: int,
     ) -> None:  # fmt: skip
-        """The next step; what the arrays hold is copied."""
+        """The next step; what it is given is copied."""
         if not self._firsts:
             self._version = version
         self._trips.extend(trips)
