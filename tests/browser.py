@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_PATIENCE = 60.0  # seconds, on a machine that is busy
+_PATIENCE = 300  # seconds: a busy machine is no failure
 
 
 class Browser:

@@ -11,7 +11,7 @@ import pytest
 
 import fedbuff as fb
 from browser import CHROMIUM, Browser
-from fedbuff.report import html
+from fedbuff.report import pages
 from fedbuff.report.compare import COSTS
 from fedbuff.report.digest import Digest, digest
 
@@ -37,7 +37,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def file(run_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html.report([run_folders]), encoding="utf-8")
+    path.write_text(pages.report([run_folders]), encoding="utf-8")
     return path
 
 
@@ -53,7 +53,7 @@ def crowd(run_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             dataclasses.replace(d, summary={**d.summary, "algorithm": name}, settings={**d.settings, "dropout": i / 20})
         )
     path = tmp_path_factory.mktemp("crowd") / "report.html"
-    path.write_text(html.runs_page(html.view(groups), "crowd"), encoding="utf-8")
+    path.write_text(pages.runs_page(pages.view(groups), "crowd"), encoding="utf-8")
     return path
 
 
@@ -264,7 +264,7 @@ def renamed(run_folders: Path, name: str, algorithm: str) -> Digest:
 @pytest.mark.parametrize("name", ["abc\N{RIGHT-TO-LEFT OVERRIDE}def", "\N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}"])
 def test_the_direction_of_a_name_ends_with_it(page, run_folders, tmp_path, name):
     path = tmp_path / "turned.html"
-    path.write_text(html.runs_page(html.view([renamed(run_folders, n, name) for n in ("FedAvg", "FedBuff")]), "x"))
+    path.write_text(pages.runs_page(pages.view([renamed(run_folders, n, name) for n in ("FedAvg", "FedBuff")]), "x"))
     page.open(path)
     page.click("label[for=against-virtual-time]")
     page.point("[data-chart=curves] svg", 0.6)
@@ -292,7 +292,7 @@ PLACES = """(selector, characters) => [...document.querySelectorAll(selector)].m
 @pytest.mark.parametrize(("width", "phone"), [(1200, False), (390, True)])
 def test_a_very_long_word_stays_on_the_page(page, run_folders, tmp_path, width, phone):
     path = tmp_path / "long.html"
-    path.write_text(html.runs_page(html.view([renamed(run_folders, n, "x" * 300) for n in ("FedAvg", "FedBuff")]), "x"))
+    path.write_text(pages.runs_page(pages.view([renamed(run_folders, n, "x" * 300) for n in ("FedAvg", "FedBuff")]), "x"))
     page.size(width, 800, phone)
     page.open(path)
     page.point("[data-chart=curves] svg", 0.6)
@@ -308,7 +308,7 @@ def test_a_curve_of_one_finite_value_is_a_point(page, run_folders, tmp_path, row
     d = digest(fb.load(run_folders / "FedBuff-seed0"))
     gone = {key: column[:rows] if key in COSTS else [column[0], *[None] * (rows - 1)] for key, column in d.curve.items()}
     path = tmp_path / "one.html"
-    path.write_text(html.runs_page(html.view([dataclasses.replace(d, curve=gone)]), "one"))
+    path.write_text(pages.runs_page(pages.view([dataclasses.replace(d, curve=gone)]), "one"))
     page.open(path)
     x, y, radius = page.run(
         "(() => { const dot = document.querySelector('[data-chart=curves] .dot').getBoundingClientRect();"
@@ -326,7 +326,7 @@ def test_names_that_are_attacks_do_nothing(page, run_folders, tmp_path):
 
     folder = hostile(run_folders, tmp_path)
     path = tmp_path / "hostile.html"
-    path.write_text(html.report([folder, run_folders / "FedAvg-seed0"], title=HOSTILE), encoding="utf-8")
+    path.write_text(pages.report([folder, run_folders / "FedAvg-seed0"], title=HOSTILE), encoding="utf-8")
     page.open(path)
     page.click("#legend button")
     page.click("#legend button")

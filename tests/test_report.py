@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import fedbuff as fb
 from fedbuff import cli, toml
-from fedbuff.report import html
+from fedbuff.report import figures, groups, html, pages
 from fedbuff.report.digest import _levels, active, curve, digest
 from fedbuff.report.run import Run
 
@@ -74,7 +74,7 @@ class Document(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report(run_folders: Path) -> Document:
-    return Document(html.report([run_folders]))
+    return Document(pages.report([run_folders]))
 
 
 def runs(folder: Path, name: str) -> list[Run]:
@@ -91,7 +91,7 @@ def test_seeds_of_the_same_settings_are_one_group(report):
 def test_runs_of_one_name_are_told_apart_by_what_differs(run_folders):
     one, two = (digest(run) for run in runs(run_folders, "FedBuff")[:2])
     changed = {**one.settings, "server": {**one.settings["server"], "buffer_size": 7}}
-    found = html.grouped([one, two, dataclasses.replace(one, settings=changed)])
+    found = groups.grouped([one, two, dataclasses.replace(one, settings=changed)])
     assert [(group.name, len(group.runs)) for group in found] == [
         ("FedBuff (buffer_size 4)", 2),
         ("FedBuff (buffer_size 7)", 1),
@@ -175,7 +175,7 @@ def test_privacy_and_cost_are_shown_if_a_run_has_them(run_folders, tmp_path, rep
     limits = "What it does not cover, in a paragraph of its own. " * 4
     summary |= {"privacy": {"epsilon": 3.25, "delta": 1e-5, "limits": limits}, "cost": {"up": {"bytes": 123456}}}
     (folder / "summary.json").write_text(json.dumps(summary))
-    made = Document(html.report([folder, run_folders / "FedAvg-seed0"]))
+    made = Document(pages.report([folder, run_folders / "FedAvg-seed0"]))
     assert made.tables["privacy"][1:] == [["epsilon", "3.25", "–"], ["delta", "1e-05", "–"]]
     assert made.tables["cost"][1:] == [["up.bytes", "123,456", "–"]]
     assert limits in made.text
@@ -193,7 +193,7 @@ def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, t
         "staleness_mean": None,
         "staleness_max": None,
     }
-    shown = html.view([digest(dataclasses.replace(run, metrics=gone, summary=summary))])
+    shown = pages.view([digest(dataclasses.replace(run, metrics=gone, summary=summary))])
     assert shown.figures["metrics"] == ["test loss"]
     assert shown.figures["curves"][0][0]["test loss"][6] is None
     assert shown.figures["targets"] == []
@@ -207,7 +207,7 @@ def test_why_runs_stopped_is_said(report, run_folders):
     why = "diverged: the loss is no longer finite; lower the learning rates"
     gone = dataclasses.replace(two, summary={**two.summary, "stopped_by": why})
     under_way = dataclasses.replace(three, summary={**three.summary, "stopped_by": None})
-    made = Document(html.runs_page(html.view([one, gone, under_way]), "three"))
+    made = Document(pages.runs_page(pages.view([one, gone, under_way]), "three"))
     assert made.tables["summary"][1][-1].endswith(
         "reached 480 trips (seed\N{NO-BREAK SPACE}0); diverged (seed\N{NO-BREAK SPACE}1)"
     )
@@ -217,8 +217,8 @@ def test_why_runs_stopped_is_said(report, run_folders):
 def test_without_evaluations_the_curves_say_so(run_folders):
     run = fb.load(run_folders / "FedBuff-seed0")
     none = digest(dataclasses.replace(run, metrics=[], summary={**run.summary, "metrics": {}}))
-    assert "There were no evaluations" in Document(html.runs_page(html.view([none]), "none")).text
-    some = html.view([none, digest(fb.load(run_folders / "FedAvg-seed0"))])
+    assert "There were no evaluations" in Document(pages.runs_page(pages.view([none]), "none")).text
+    some = pages.view([none, digest(fb.load(run_folders / "FedAvg-seed0"))])
     assert some.about_curves == ["Without evaluations: FedBuff."]
 
 
@@ -226,7 +226,7 @@ def test_curves_of_different_tasks_are_told_apart(run_folders, report):
     assert "different tasks" not in report.text
     one, two = (digest(fb.load(run_folders / f"{name}-seed0")) for name in ("FedBuff", "FedAvg"))
     other = dataclasses.replace(two, summary={**two.summary, "task": "digits"})
-    made = Document(html.runs_page(html.view([one, other]), "both"))
+    made = Document(pages.runs_page(pages.view([one, other]), "both"))
     assert "different tasks, so their curves can’t be compared: FedBuff on synthetic; FedAvg on digits." in made.text
 
 
@@ -238,7 +238,7 @@ def test_a_long_name_is_not_said_in_every_cell(run_folders):
             dataclasses.replace(first, summary={**first.summary, **reached, "algorithm": name}),
             dataclasses.replace(second, summary={**second.summary, **reached}),
         ]
-        rows = Document(html.runs_page(html.view(groups), "both")).tables["summary"]
+        rows = Document(pages.runs_page(pages.view(groups), "both")).tables["summary"]
         assert rows[2][2] == f"1001.00\N{NO-BREAK SPACE}× {said}"
 
 
@@ -350,7 +350,7 @@ def test_a_run_of_600_000_trips_makes_a_small_file():
     }
     summary |= {"metrics": {"test": {"accuracy": 0.5}}, "staleness_max": 9, "wall_seconds": 1.0}
     settings = {"name": "FedBuff", "seed": 0, "server": {"start": {"refill": {"concurrency": 1000}}}}
-    made = html.runs_page(html.view([digest(Run(summary, metrics, trips, settings, {}))]), "large")
+    made = pages.runs_page(pages.view([digest(Run(summary, metrics, trips, settings, {}))]), "large")
     assert len(made.encode()) < 200_000
 
 
@@ -374,7 +374,7 @@ def test_thinning_keeps_the_ends_the_extremes_and_the_first_at_the_target(values
 
 @given(st.dictionaries(st.integers(0, 100_000), st.integers(1, 1000), min_size=1, max_size=60))
 def test_every_count_is_in_one_bin_that_holds_its_value(counts):
-    made = html._histogram(counts)
+    made = figures._histogram(counts)
     assert len(made["counts"]) <= 40
     assert sum(made["counts"]) == sum(counts.values()) == made["total"]
     for i, count in enumerate(made["counts"]):
@@ -384,7 +384,7 @@ def test_every_count_is_in_one_bin_that_holds_its_value(counts):
 
 @given(st.dictionaries(st.floats(0, 50), st.integers(1, 1000), min_size=1, max_size=60))
 def test_weights_are_in_at_most_twenty_bins_from_zero(counts):
-    made = html._histogram(counts, whole=False)
+    made = figures._histogram(counts, whole=False)
     assert made["first"] == 0
     assert len(made["counts"]) <= 20
     assert sum(made["counts"]) == sum(counts.values())
@@ -398,26 +398,26 @@ def test_the_page_needs_nothing_from_outside(report, run_folders):
     for tag, attributes in report.elements:
         for key in ("src", "href", "srcset", "data"):
             assert (attributes.get(key) or "data:").startswith("data:"), (tag, attributes)
-    text = html.report([run_folders])
+    text = pages.report([run_folders])
     assert not re.findall(r"@import|url\((?!#)(?!['\"]?data:)(?!#\$)", text.replace("url(#${clip})", ""))
     policy = next(a["content"] for tag, a in report.elements if tag == "meta" and a.get("http-equiv"))
     assert "default-src 'none'" in policy
 
 
 def test_the_same_runs_make_the_same_bytes(run_folders):
-    assert html.report([run_folders]) == html.report([run_folders])
+    assert pages.report([run_folders]) == pages.report([run_folders])
 
 
 def test_a_comparison_keeps_its_own_order_and_a_run_given_twice_is_shown_once(run_folders, tmp_path):
     folder = tmp_path / "both"
     shutil.copytree(run_folders, folder)
     (folder / "comparison.json").write_text(json.dumps([{"name": "FedBuff"}, {"name": "FedAvg"}]))
-    found = html.run_folders([folder, folder / "FedBuff-seed0"])
+    found = pages.run_folders([folder, folder / "FedBuff-seed0"])
     assert [path.name for path in found] == ["FedBuff-seed0", "FedBuff-seed1", "FedBuff-seed2", "FedAvg-seed0", "FedAvg-seed1"]
 
 
 def test_what_a_run_is_called_can_do_no_harm(run_folders, tmp_path):
-    made = Document(html.report([hostile(run_folders, tmp_path)], title=HOSTILE))
+    made = Document(pages.report([hostile(run_folders, tmp_path)], title=HOSTILE))
     assert [tag for tag, _ in made.elements].count("script") == 2
     assert "img" not in [tag for tag, _ in made.elements]
     assert made.figures["groups"][0]["name"] == HOSTILE
@@ -467,7 +467,7 @@ def test_a_picture_is_embedded_so_that_its_styles_stay_its_own():
 def test_fedbuff_report_writes_one_file(run_folders, fedbuff, tmp_path):
     done = fedbuff("report", run_folders, "-o", tmp_path / "deep" / "page.html", "--title", "Two")
     assert "page.html" in done.stdout
-    assert (tmp_path / "deep" / "page.html").read_text() == html.report([run_folders], "Two")
+    assert (tmp_path / "deep" / "page.html").read_text() == pages.report([run_folders], "Two")
     fedbuff("report", run_folders / "FedBuff-seed0")
     assert "<title>FedBuff-seed0</title>" in (tmp_path / "report.html").read_text()
 
@@ -480,7 +480,7 @@ def test_a_report_into_a_pipe_leaves_the_pipe(run_folders, tmp_path, capsys):
             read = reader.submit(subprocess.run, ["timeout", "20", "cat", str(pipe)], capture_output=True)
             assert cli.main(["report", str(run_folders), "-o", str(path), "--title", "Two"]) == 0
             assert pipe.is_fifo()
-            assert read.result().stdout.decode() == html.report([run_folders], "Two")
+            assert read.result().stdout.decode() == pages.report([run_folders], "Two")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
     assert (tmp_path / "link").is_symlink()
 
@@ -494,7 +494,7 @@ def test_a_report_goes_where_a_link_points_and_not_in_its_place(run_folders, tmp
     assert said == f"fedbuff: can't write {tmp_path}/to folder: Is a directory; what was there before is still whole"
     assert cli.main(["report", str(run_folders), "-o", str(tmp_path / "to page.html")]) == 0
     assert all((tmp_path / name).is_symlink() for name in ("to folder", "to page.html"))
-    assert (tmp_path / "page.html").read_text() == html.report([run_folders])
+    assert (tmp_path / "page.html").read_text() == pages.report([run_folders])
 
 
 def test_what_is_not_a_run_is_one_line(run_folders, fedbuff, tmp_path):

@@ -150,7 +150,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    from fedbuff.report.html import report as make_report
+    from fedbuff.report.pages import report as make_report
 
     text = make_report(args.runs, args.title, say=_note)
     args.out.parent.mkdir(parents=True, exist_ok=True)

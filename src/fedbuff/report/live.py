@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from fedbuff.report.compare import COSTS
 from fedbuff.report.digest import digest
-from fedbuff.report.html import View, runs_page, view
+from fedbuff.report.pages import View, runs_page, view
 from fedbuff.report.run import Run
 
 if TYPE_CHECKING:
