@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_PATIENCE = 300  # seconds: a busy machine is no failure
+_PATIENCE = 60  # seconds, on a machine that is busy
 
 
 class Browser:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,54 @@ def test_refused_updates_change_the_plan_as_in_lockstep(name, training):
         assert same_arrays(got.trips, trips)
         for found, expected in zip(got.weights.values(), weights.values(), strict=True):
             assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_only_who_sends_what_is_not_finite_is_refused(name):
+    """A refused client is free earlier than planned: from then on others are chosen, whatever they were to be before."""
+    task = nan_task(set(range(12)))
+    for seed in range(6):
+        _, trips = lockstep(SERVERS[name], task, CLIENT, 200, seed=seed)
+        got = run(SERVERS[name], task, trips=200, seed=seed, training=LOOP, workers=1)
+        assert same_arrays(up_to_the_last_step(got.trips), up_to_the_last_step(trips))
+
+
+def up_to_the_last_step(trips):
+    """Trips that ended before it; what is left in the buffer at the end is not trained, and nobody knows what it was."""
+    before = trips["end_version"] < trips["server_step"].max()
+    return {name: column[before] for name, column in trips.items()}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_updates_that_are_refused_do_not_stay_in_memory(name, monkeypatch):
+    task, kept = nan_task(set(range(12))), []
+
+    def watched(version):
+        def begun(self, *about):
+            version(self, *about)
+            kept.append(len(self.trained()))
+
+        return begun
+
+    monkeypatch.setattr(ahead.Ahead, "version", watched(ahead.Ahead.version))
+    got = run(SERVERS[name], task, trips=600, workers=1)
+    assert (got.trips["outcome"] == "failed").sum() > 90
+    assert max(kept) <= 60
+
+
+def test_a_run_that_diverges_trains_little_more_than_it_reports(monkeypatch):
+    counting = Counting(monkeypatch)
+    server = fb.Server(start=fb.refill(20), buffer_size=3)
+    got = run(server, nan_task(set(range(29))), trips=400, workers=1)
+    assert (got.trips["outcome"] == "failed").sum() > 350
+    assert len(counting.trained) < 2 * 400
+
+
+def test_a_run_in_which_no_update_is_finite_says_what_to_look_at(monkeypatch):
+    monkeypatch.setattr("fedbuff.sim.plan._HOPELESS", 200)
+    task = replace(nan_task(set(range(30))), evaluate=(np.zeros((4, 3), np.float32), np.zeros(4, np.int64)))
+    with pytest.raises(ValueError, match=r"all trips send updates that are not finite.*see the learning rates"):
+        run(SERVERS["fedasync"], task, trips=10_000, workers=1)
 
 
 def test_a_worker_that_is_killed_changes_nothing(small_task):

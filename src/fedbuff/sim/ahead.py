@@ -9,12 +9,14 @@ any pool, any number of workers, and after a resume.
 import math
 from array import array
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.core.aggregate import finite
 from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, USED
 from fedbuff.core.versions import Vector
 from fedbuff.sim.fastplan import AnyPlan
@@ -91,10 +93,12 @@ class Ahead:
         self.consider(version, first, last)
         if version:
             self.release(version - 1)
-        if self._waiting:
+        if self._waiting or self._plan.failed:
             for trip in self._plan.trips.order[self._passed : ended]:
                 if trip in self._waiting:  # it came too late
                     self.release(self._waiting.pop(trip))
+                elif self._place[trip] > 0:  # it comes too late, after another one was refused
+                    self._discard(trip)
         self._passed = ended
 
     def hold(self, version: int, times: int = 1) -> None:
@@ -221,6 +225,10 @@ class Ahead:
                 self.release(self._plan.trips.start_version[trip])
         self._pool.updates.give(rows)
 
+    def not_finite(self) -> set[int]:
+        """Trips that are trained, to updates that no server can use."""
+        return {trip for trip in self.trained() if not finite(self.updates[self._place[trip] - 1])}
+
     def start(self, trip: int) -> Vector:
         """The weights that a trip started from, which `mixing` needs."""
         return self._pool.weights(self._plan.trips.start_version[trip])
@@ -237,23 +245,42 @@ class Ahead:
         found: list[int] = np.flatnonzero(self._place > 0).tolist()
         return found
 
-    def forget(self, version: int, first: int, ended: int) -> None:
-        """The plan has changed since `version`, when `ended` trips had ended: what it said of trips from `first` on is void."""
+    def forget(self, refused: Container[int], first: int, ended: int) -> None:
+        """The plan is about to change, as updates were refused.
+
+        What it says of trips from `first` on is void, and of others when they are used. `ended` trips have ended at the last
+        server step that was taken.
+        """
         for key in list(self._chunks):
             self._finish(key)
-        for trip in [t for t in self.trained() if t >= first]:
-            self._pool.updates.give([int(self._place[trip]) - 1])
-            if self._mixing:
-                self.release(version)
-        self._place[first:] = 0
+        for trip in [t for t in self.trained() if t >= first or t in refused]:
+            self._discard(trip)
         start = self._plan.trips.start_version
         for trip in self._open.trips + self._soon.trips:  # they may be used at another step, or not at all
             self._waiting[trip] = start[trip]
         for trip in [t for t in self._waiting if t >= first]:
-            del self._waiting[trip]
-            self.release(version)
+            self.release(self._waiting.pop(trip))
         self._open, self._soon = _Pile(), _Pile()
         self._seen = ended
+
+    def _discard(self, trip: int) -> None:
+        """Nobody will use this update."""
+        self._pool.updates.give([int(self._place[trip]) - 1])
+        self._place[trip] = 0
+        if self._mixing:
+            self.release(self._plan.trips.start_version[trip])
+
+    def reconsider(self, version: int, first: int, since: int, last: int) -> None:
+        """The plan has changed, for trips from `since` on; those of this version are from `first` up to `last`.
+
+        A trip that was to be cancelled may be used after all.
+        """
+        outcome = self._plan.trips.outcome
+        for trip in range(first, since):
+            if trip not in self._waiting and not self._place[trip] and outcome[trip] not in _OVER:
+                self._waiting[trip] = version
+                self.hold(version)
+        self.consider(version, since, last)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         for key in [key for key in self._chunks if self._pool.finished(key)]:

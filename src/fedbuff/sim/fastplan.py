@@ -207,7 +207,7 @@ class FastPlan:
         if how in (_TRIPS, _TIME):
             return False
         if how == _HOPELESS:
-            raise hopeless(facts.ended - facts.ended_at_step, facts.now)
+            raise hopeless(facts.ended - facts.ended_at_step, facts.now, bool(self.failed))
         if how == _NOTHING:
             raise nothing_left(facts.now)
         if how == _BAD_DURATION:

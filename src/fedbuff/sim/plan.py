@@ -132,7 +132,7 @@ class Plan:
             refused = FAILED if trip in self.failed and staleness <= self.limit else LATE
             self.trips.end(trip, now, version, DROPPED if ending == DROPS else refused if ending == ARRIVES else LATE)
             if self.trips.ended - self._ended_at_step > patience(schedule.buffer_size):
-                raise hopeless(self.trips.ended - self._ended_at_step, now)
+                raise hopeless(self.trips.ended - self._ended_at_step, now, bool(self.failed))
         if schedule.full():
             self._step(now)
         else:
@@ -208,10 +208,13 @@ def patience(buffer_size: int) -> int:
     return max(_HOPELESS, 1000 * buffer_size)
 
 
-def hopeless(ended: int, now: float) -> ValueError:
+def hopeless(ended: int, now: float, refused: bool) -> ValueError:
+    """Nothing comes any more; `refused` is whether updates were, for not being finite."""
+    why = "send updates that are not finite, " if refused else ""
+    see = "the learning rates and the clients' data, " if refused else ""
     return ValueError(
         f"no server step in {ended:,} trips, up to virtual time {now:g}: "
-        "all trips fail or come too late; see dropout, timeout, max_staleness"
+        f"all trips {why}fail or come too late; see {see}dropout, timeout, max_staleness"
     )
 
 

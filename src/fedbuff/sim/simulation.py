@@ -7,6 +7,7 @@ then taken in virtual order. Nothing here decides anything about federated learn
 import math
 import os
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ class Simulation:
         rows = self.ahead.rows(step)
         refused = self.fill_buffer(step, rows)
         if refused:
-            self.refuse(refused)
+            self.refuse(step, refused)
             return
         self.admit(step)
         noise = self.protection.noise(step.version - 1) if self.protection and not self.make_secure else None
@@ -244,12 +245,21 @@ class Simulation:
         steps = self.plan.steps
         return steps.first if steps else len(self.plan.trips)
 
-    def refuse(self, bad: set[int]) -> None:
-        """The server refuses updates that are not finite: the plan goes another way from the step before on."""
+    def refuse(self, step: Step, bad: set[int]) -> None:
+        """The server refuses updates that are not finite: the plan goes another way from the first of them on.
+
+        Its client is free earlier than planned, so that others may be chosen from then on. Trips that had started before are
+        what they were: of those, all that are bad are refused at once.
+        """
         self.aggregation.clear()
-        snapshot, failed = self.snapshots[0], self.plan.failed | bad
-        self.ahead.forget(self.at.version, self.at.first, self.at.ended)
-        self.plan.trips.rewind(snapshot.started, snapshot.ended)
+        trips = self.plan.trips
+        first = next(trip for trip in step.trips if trip in bad)
+        since = max(self.at.first, first + 1, bisect_left(trips.start_time, trips.end_time[first], hi=len(trips)))
+        if len(bad) == len(step.trips):  # they may be the first of many
+            bad = bad | self.ahead.not_finite()
+        snapshot, failed = self.snapshots[0], self.plan.failed | {trip for trip in bad if trip < since}
+        self.ahead.forget(failed, since, self.at.ended)
+        trips.rewind(snapshot.started, snapshot.ended)
         self.plan.restore(snapshot.state(), failed)
         self.problem = None
         self.plan.steps.clear()
@@ -257,7 +267,7 @@ class Simulation:
         self.plan.run(self.at.version)
         self.plan.steps.clear()
         self.look_ahead()
-        self.ahead.consider(self.at.version, self.at.first, self.first_after(self.at.version))
+        self.ahead.reconsider(self.at.version, self.at.first, since, self.first_after(self.at.version))
 
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
