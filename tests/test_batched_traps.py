@@ -484,3 +484,23 @@ def test_bfloat16_may_be_in_the_data_and_in_buffers_but_not_in_the_weights(tmp_p
     assert np.isfinite(losses(task_of(Scaled, clients), out=tmp_path / "run")).all()
     with pytest.raises(ValueError, match="the model's weights are bfloat16"):
         losses(task_of(lambda: Scaled().bfloat16(), clients))
+
+
+class Packed(nn.Module):
+    """A recurrent layer over a packed sequence, which is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.end = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [6] * len(x), batch_first=True)
+        return self.end(self.layer(packed)[1][0])
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_packed_sequence_is_trained_in_the_loop(together, capsys):
+    task, server = task_of(Packed, clients_of((6, 4))), fb.Server(start=fb.refill(2), buffer_size=1)
+    run = fb.simulate(server, task, client=SGD, until=fb.trips(6), training=fb.Training(batched=together), workers=1)
+    assert run.summary["trips"] == 6
+    assert ("one at a time" in capsys.readouterr().err) == together

@@ -414,3 +414,49 @@ def test_labels_that_a_loss_can_be_computed_of_but_not_trained_on():
 def test_a_learning_rate_beyond_float32():
     with refused(r"lr=1e\+39: expected a number >= 0 and <= 3e\+38"):
         fb.LocalSGD(lr=1e39)
+
+
+# ── absurd numbers, and words where a switch is ──────────────────────────────────────────────────────────────────────
+
+ABSURD = {
+    "workers": (lambda: simulated(workers=10**6), r"workers=1000000: expected an integer >= 1 and <= 1,024"),
+    "more arrivals than can be counted": (
+        lambda: timeline(start=fb.arrivals(rate=1e30)),
+        r"start: arrivals\(rate=1e\+30.*7.98e\+29 clients arrive in the time of a trip, and there are 30; give a lower rate",
+    ),
+    "hardly any arrivals": (lambda: timeline(start=fb.arrivals(rate=5e-324)), r"nobody arrives in a time that can be counted"),
+    "hardly anybody in flight": (lambda: timeline(start=fb.arrivals(concurrency=1e-320)), r"nobody arrives in a time that"),
+    "clients": (lambda: timeline(clients=10**30), r"clients=1000.*: expected an integer >= 1 and <= 4,611,"),
+    "buffer_size": (lambda: timeline(buffer_size=10**20), r"buffer_size=1000.*: expected an integer >= 1 and <= 4,611,"),
+    "over_selection": (lambda: fb.cohort(4, 1e308), r"over_selection=1e\+308: expected a number >= 0 and <= 1e\+06"),
+    "alpha": (lambda: fb.dirichlet(1e308), r"alpha=1e\+308: expected a number > 0 and"),
+    "evaluate_share": (lambda: simulated(evaluate_share=5e-324), r"evaluate_share=5e-324: expected a number >= 1e-09"),
+    "max_staleness": (lambda: fb.SecureAggregation("plain", 1.0, max_staleness=10**9), r"max_staleness=.*<= 1,000,000"),
+    "clip": (lambda: fb.SecureAggregation("plain", 5e-324), r"clip=5e-324: expected a number >= 1e-30"),
+    "helpers": (lambda: fb.SecureAggregation("plain", 1.0, helpers="x"), r"helpers='x': expected an integer >= 1"),
+    "lr_norm": (lambda: fb.LocalSGD(lr=0.1, lr_norm="false"), r"lr_norm='false': expected True or False"),
+    "amsgrad": (lambda: fb.adam(amsgrad="no"), r"amsgrad='no': expected True or False"),
+    "poisson": (lambda: fb.arrivals(rate=1.0, poisson="no"), r"poisson='no': expected True or False"),
+    "resume": (lambda: simulated(resume="no"), r"resume='no': expected True or False"),
+    "optimizer": (lambda: fb.delay_adaptive(None, 1), r"optimizer=None: expected .*fedbuff.adam"),
+    "seed": (lambda: fb.windows(4.0, 2.0, seed="x"), r"seed='x': expected an integer >= 0"),
+    "model": (lambda: simulated(fitting(model=lambda: 1)), r"model\(\) returned 1; expected a torch.nn.Module"),
+    "folder": (lambda: fb.load(None), r"folder=None: expected the path of a run folder"),
+    "trace": (lambda: fb.trace(None), r"path=None: expected the path of a CSV file"),
+}
+
+
+def simulated(task: fb.Task | None = None, **how: Any) -> fb.Run:
+    server = fb.Server(start=fb.refill(2), buffer_size=1)
+    return fb.simulate(server, task or fitting(), client=fb.LocalSGD(lr=0.1), until=fb.trips(4), **how)
+
+
+@pytest.mark.parametrize("what", ABSURD)
+def test_what_nobody_can_mean_is_refused_at_once(what):
+    call, complaint = ABSURD[what]
+    with refused(complaint):
+        call()
+
+
+def test_a_seed_may_be_as_long_as_it_likes():
+    assert len(timeline(seed=2**100).trip) == 100

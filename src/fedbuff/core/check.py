@@ -15,10 +15,19 @@ _SHOWN = reprlib.Repr()  # does not look at all of a long list
 _SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = _LONG
 
 
-def integer(at_least: int, /, **values: Any) -> None:
+MOST = 1 << 62  # more than anybody has of anything, and what 64 bits hold
+
+
+def integer(at_least: int, at_most: float = math.inf, /, **values: Any) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
-            raise ValueError(f"{name}={shown(value)}: expected an integer >= {at_least}")
+        if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= value <= at_most:
+            high = f" and <= {at_most:,}" if isinstance(value, Integral) and value > at_most else ""
+            raise ValueError(f"{name}={shown(value)}: expected an integer >= {at_least}{high}")
+
+
+def switch(**values: Any) -> None:
+    """True or False: any other object would count as True, the word "false" too."""
+    instance(bool | np.bool_, "True or False", **values)
 
 
 def number(low: float, high: float = math.inf, /, *, above: bool = False, below: bool = False, **values: Any) -> None:

@@ -72,6 +72,7 @@ class adam:
         check.number(0, lr=self.lr)
         check.number(0, 1, below=True, beta1=self.beta1, beta2=self.beta2)
         check.number(0, above=True, eps=self.eps)
+        check.switch(amsgrad=self.amsgrad)
 
     def init(self, weights: Vector) -> State:
         moments = ("mean", "square", "largest") if self.amsgrad else ("mean", "square")
@@ -100,6 +101,7 @@ class delay_adaptive:
 
     def __post_init__(self) -> None:
         check.integer(0, threshold=self.threshold)
+        check.instance(sgd | momentum | adam, "whose rate is lowered, e.g. fedbuff.adam(0.01)", optimizer=self.optimizer)
 
     def init(self, weights: Vector) -> State:
         return self.optimizer.init(weights)

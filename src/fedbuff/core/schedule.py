@@ -58,7 +58,7 @@ class Schedule:
         available: Availability | None = None,
         limits: Limits | None = None,
     ) -> None:
-        check.integer(1, buffer_size=buffer_size)
+        check.integer(1, check.MOST, buffer_size=buffer_size)
         if clients < max(start.most(), buffer_size):
             raise ValueError(
                 f"{clients} clients are too few for {start} and buffer_size={buffer_size}: "

@@ -100,6 +100,8 @@ class Server:
                 raise ValueError(f"weights: expected a flat vector of floats, got shape {w.shape} of {w.dtype}")
             if not np.isfinite(w).all():
                 raise ValueError("weights: expected finite numbers")
+            if isinstance(clients, Integral):
+                check.integer(1, check.MOST, clients=clients)
             self.clients = _different(range(int(clients)) if isinstance(clients, Integral) else clients)  # type: ignore[arg-type]
             if protection is not None:
                 protection.check(self)

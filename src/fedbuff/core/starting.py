@@ -68,6 +68,7 @@ class arrivals:
             check.number(0, above=True, rate=self.rate)
         if self.concurrency is not None:
             check.number(0, above=True, concurrency=self.concurrency)
+        check.switch(poisson=self.poisson)
 
     cancels = False
 
@@ -105,7 +106,8 @@ class cohort:
 
     def __post_init__(self) -> None:
         check.integer(1, size=self.size)
-        check.number(0, over_selection=self.over_selection)
+        check.number(0, 1e6, over_selection=self.over_selection)
+        check.switch(poisson=self.poisson)
         if self.poisson and self.over_selection:
             raise ValueError(
                 f"cohort: over_selection={self.over_selection} cancels the slowest, so with poisson=True who is in a cohort "

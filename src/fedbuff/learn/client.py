@@ -35,3 +35,4 @@ class LocalSGD:
         check.integer(1, epochs=self.epochs, batch_size=self.batch_size)
         if self.steps is not None:
             check.integer(1, steps=self.steps)
+        check.switch(lr_norm=self.lr_norm)

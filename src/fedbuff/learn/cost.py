@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.task import Task
@@ -25,7 +26,7 @@ def multiplications(task: Task, flat: Flat) -> int:
         elif isinstance(layer, nn.Linear):
             positions = out.numel() // layer.out_features
         elif isinstance(layer, nn.RNNBase):
-            positions = out.shape[0] * out.shape[1]
+            positions = len(out.data) if isinstance(out, PackedSequence) else out.shape[0] * out.shape[1]
         else:
             weights, positions = 1, out.numel() if isinstance(out, torch.Tensor) else 0
         total += weights * positions

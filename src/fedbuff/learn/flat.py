@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedbuff.core import check
 from fedbuff.core.versions import Vector
 
 
@@ -16,6 +17,8 @@ class Flat:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ValueError(f"model() returned {check.shown(module)}; expected a torch.nn.Module")
         for name, part in module.named_modules():
             if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.track_running_stats:
                 raise ValueError(

@@ -38,7 +38,8 @@ class dirichlet:
     prior: bool = False
 
     def __post_init__(self) -> None:
-        check.number(0, above=True, alpha=self.alpha)
+        check.number(0, 1e9, above=True, alpha=self.alpha)
+        check.switch(prior=self.prior)
 
     def __call__(self, labels: NDArray[Any], clients: int, rng: np.random.Generator) -> list[Indices]:
         _enough(len(labels), clients)

@@ -20,6 +20,7 @@ class windows:
     def __post_init__(self) -> None:
         check.number(0, above=True, period=self.period)
         check.number(self.period / 1000, self.period, open=self.open)
+        check.integer(0, seed=self.seed)
 
     @property
     def share(self) -> float:

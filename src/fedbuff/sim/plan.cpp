@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <new>
 #include <vector>
 
 using i64 = std::int64_t;
@@ -16,7 +17,7 @@ enum { USED, DROPPED, LATE, FAILED, CANCELLED, UNUSED, IN_FLIGHT = 255 };      /
 enum { ARRIVES, DROPS, TIMES_OUT, WAKES };                                      // clock.py
 enum { REFILL, ARRIVALS, COHORT };                                              // starting rules
 enum { CHOICE, DURATION, DROPOUT, MOMENT, GAP, STREAMS };                       // streams of random numbers
-enum { REACHED, TRIPS, TIME, RAISED, HOPELESS, NOTHING, BAD_DURATION };         // how a call ended
+enum { REACHED, TRIPS, TIME, RAISED, HOPELESS, NOTHING, BAD_DURATION, NO_MEMORY };  // how a call ended
 static const i64 BLOCK = 4096, TRIES = 64, NEVER = i64(1) << 62, SOON = 4;
 
 // What both sides see; fastplan.py has the same structure.
@@ -319,6 +320,8 @@ struct Plan {
             }
         } catch (Raised) {
             return RAISED;
+        } catch (const std::bad_alloc&) {
+            return NO_MEMORY;
         }
     }
 };
@@ -334,6 +337,8 @@ i64 plan_begin(Plan* plan) {
         return plan->start_trips();
     } catch (Raised) {
         return RAISED;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
     }
 }
 

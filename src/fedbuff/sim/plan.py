@@ -20,6 +20,8 @@ from fedbuff.sim.steps import Steps
 from fedbuff.sim.timing import Sizes
 
 _HOPELESS = 20_000  # trips
+_LOST = 100_000  # clients that arrive for each that there is: all but one of them in vain
+_RAREST = 1e-200  # arrivals in a unit of time
 
 
 class Plan:
@@ -220,9 +222,18 @@ def hopeless(ended: int, now: float, refused: bool) -> ValueError:
 
 def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
     """`arrivals(concurrency=…)` with the rate that gives it on this clock; any other rule as it is."""
-    if not isinstance(start, arrivals) or start.rate is not None:
+    if not isinstance(start, arrivals):
         return start
     mean = clock.mean_duration(clients)
-    if not mean > 0:
+    if start.rate is None and not mean > 0:
         raise ValueError(f"start: {start} needs trips that take time; give a rate")
-    return start.at_mean_duration(mean * clock.of_the_free((start.concurrency or 0.0) / clients, clients))
+    found = start.at_mean_duration(mean * clock.of_the_free((start.concurrency or 0.0) / clients, clients))
+    rate = found.rate or 0.0
+    if rate * mean > _LOST * clients:
+        raise ValueError(
+            f"start: {start}: {rate * mean:.3g} clients arrive in the time of a trip, "
+            f"and there are {clients:,}; give a lower rate"
+        )
+    if rate < _RAREST:
+        raise ValueError(f"start: {start}: nobody arrives in a time that can be counted; expected a higher rate")
+    return found

@@ -88,8 +88,10 @@ class SecureAggregation:
     def __post_init__(self) -> None:
         check.one_of(("plain", "enclave", "helpers"), mode=self.mode)
         check.one_of(("enclave", "helpers"), like=self.like)
-        check.number(0, above=True, clip=self.clip)
-        check.integer(0, max_staleness=self.max_staleness)
+        check.number(1e-30, 1e30, clip=self.clip)
+        check.integer(0, 10**6, max_staleness=self.max_staleness)
+        check.integer(1, helpers=self.helpers, recovery=self.recovery)
+        check.integer(0, privacy=self.privacy)
         check.number(0, 1, below=True, dropout=self.dropout)
 
     def check(self, server: "Server") -> None:

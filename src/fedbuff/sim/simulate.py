@@ -37,6 +37,8 @@ from fedbuff.sim.timing import Sizes, check_timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
+_PROCESSES = 1024  # on one machine: more would only wait for each other
+
 
 def simulate(
     server: Server,
@@ -119,13 +121,16 @@ def simulate(
     if workers is not None:
         check.integer(1, workers=workers)
     check.one_of(("local", "ray"), engine=engine)
+    if workers is not None and engine == "local":
+        check.integer(1, _PROCESSES, workers=workers)
     if address is not None and engine != "ray":
         raise ValueError(f"address={address!r} is a Ray cluster's: give engine='ray' with it")
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
     availability = None if availability is None else check.plain(availability)
     if evaluate_every is not None:
         check.integer(1, evaluate_every=evaluate_every)
-    check.number(0, 1, above=True, evaluate_share=evaluate_share)
+    check.number(1e-9, 1, evaluate_share=evaluate_share)
+    check.switch(resume=resume)
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)

@@ -88,14 +88,14 @@ def timeline(
     >>> round(float(t.staleness.mean()), 1)  # (100 − 1) / 10
     9.9
     """
-    check.integer(1, trips=trips)
+    check.integer(1, check.MOST, trips=trips)
     check.integer(0, seed=seed)
     check_settings(start, buffer_size, weigh, max_staleness)
     check_timing(timing, availability)
     counted = isinstance(clients, Integral) or hasattr(clients, "__len__")
     check.fits(counted, "how many there are, e.g. 1000, or a list of them", clients=clients)
     n, seed = int(clients) if isinstance(clients, Integral) else len(clients), int(seed)  # type: ignore[arg-type]
-    check.integer(1, clients=n)
+    check.integer(1, check.MOST, clients=n)
     plan = fastest(
         start=check.plain(start),
         buffer_size=buffer_size,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -120,6 +121,7 @@ class trace:
     path: str
 
     def __post_init__(self) -> None:
+        check.instance(str | PathLike, "the path of a CSV file", path=self.path)
         object.__setattr__(self, "_durations", _read_durations(Path(self.path)))
 
     @property
