@@ -291,6 +291,41 @@ def test_the_archive_is_used_where_the_folder_is_not_whole(tmp_path, absent):
     assert f"{absent} is missing" in refusal(lambda: cifar.find(tmp_path))
 
 
+def test_as_many_images_as_cifar10_has_must_be_its_own():
+    """A batch that is there twice, or was overwritten, has the right shape."""
+    count, means = cifar._WHOLE["test"]
+    x, y = np.zeros((count, 3, 32, 32), np.uint8), np.arange(count) % 10
+    said = refusal(lambda: cifar.check_whole("test", x, y, "here"))
+    assert said.startswith("here: its 10,000 test images are not CIFAR-10's: their channels' means are 0.000000, 0.000000")
+    for channel, mean in enumerate(means):  # 255 as often as the mean wants it
+        x[:, channel] = 255 * (np.arange(count * 1024) < mean * count * 1024).reshape(count, 32, 32)
+    cifar.check_whole("test", x, y, "here")
+    assert "1,000 of each class are, found 1001, 999, 1000" in refusal(
+        lambda: cifar.check_whole("test", x, relabelled(y), "here")
+    )
+    cifar.check_whole("test", x[1:], y[1:], "here")
+
+
+def relabelled(y: np.ndarray) -> np.ndarray:
+    other = y.copy()
+    other[np.flatnonzero(y == 1)[0]] = 0
+    return other
+
+
+def test_an_archive_with_a_batch_twice_is_refused(tmp_path):
+    batches = write_cifar(tmp_path / "a")
+    packed = pack(batches)
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(batches, "cifar-10-batches-py")
+        archive.add(batches / "test_batch", "other/data_batch_1")
+    assert "holds data_batch_1 twice" in refusal(lambda: list(cifar.read_archive(packed)))
+
+
+def test_what_follows_a_batch_is_refused(tmp_path):
+    batch = (write_cifar(tmp_path) / "data_batch_1").read_bytes()
+    assert "3 bytes follow its end" in refusal(lambda: cifar.read_batch(batch + b"abc", "batch"))
+
+
 @pytest.mark.parametrize("make", [fb.tasks.cifar10, fb.tasks.celeba, fb.tasks.sent140])
 def test_without_data_an_error_says_what_to_get_and_how_to_name_it(make, tmp_path, monkeypatch):
     assert "--data or FEDBUFF_DATA" in refusal(make)

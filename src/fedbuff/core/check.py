@@ -20,8 +20,8 @@ MOST = 1 << 62  # more than anybody has of anything, and what 64 bits hold
 
 def integer(at_least: int, at_most: float = math.inf, /, **values: Any) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= value <= at_most:
-            high = f" and <= {at_most:,}" if isinstance(value, Integral) and value > at_most else ""
+        if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) <= at_most:
+            high = f" and <= {at_most:,}" if isinstance(value, Integral) and int(value) > at_most else ""
             raise ValueError(f"{name}={shown(value)}: expected an integer >= {at_least}{high}")
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedbuff.learn.cache import New
 from fedbuff.learn.folder import missing, one_line
 
-VERSION = 1  # of what `prepare` makes
+VERSION = 2  # of what `prepare` makes, and checks
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 TRAIN, TEST = tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",)
@@ -28,6 +28,8 @@ CLASSES, SHAPE = 10, (3, 32, 32)
 # of the 50,000 training images, channel by channel; FLSim's std (0.2023, 0.1994, 0.2010) is the mean of the images' own
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
+# what a whole set has of each part: images, and the mean of each channel, which a single other image changes by 1e-5
+_WHOLE = {"train": (50_000, (0.49139968, 0.48215841, 0.44653091)), "test": (10_000, (0.49421428, 0.48513139, 0.45040909))}
 _MD5 = "c58f30108f718f92721af3b95e74349a"  # of the archive, as its page says
 _PIXELS = 3 * 32 * 32
 _LARGEST = 1 << 27  # bytes; a batch has 31 MB
@@ -57,8 +59,30 @@ def prepare(sources: list[Path], new: New) -> None:
     found = dict(read_archive(sources[0]) if len(sources) == 1 else read_folder(sources[0].parent))
     for part, names in (("train", TRAIN), ("test", TEST)):
         count = sum(len(found[name][1]) for name in names)
-        np.concatenate([found[name][0] for name in names], out=new(f"{part}_x", (count, *SHAPE), np.uint8))
-        np.concatenate([found[name][1] for name in names], out=new(f"{part}_y", (count,), np.int64))
+        x, y = new(f"{part}_x", (count, *SHAPE), np.uint8), new(f"{part}_y", (count,), np.int64)
+        np.concatenate([found[name][0] for name in names], out=x)
+        np.concatenate([found[name][1] for name in names], out=y)
+        check_whole(part, x, y, str(sources[0] if len(sources) == 1 else sources[0].parent))
+
+
+def check_whole(part: str, x: NDArray[np.uint8], y: NDArray[np.int64], where: str) -> None:
+    """As many images as CIFAR-10 has must be its own; fewer are somebody's choice."""
+    count, means = _WHOLE[part]
+    if len(y) != count:
+        return
+    again = f"get it again from {SOURCE}"
+    found = x.sum((0, 2, 3), dtype=np.int64) / (255 * x[:, 0].size)
+    if np.abs(found - means).max() > 1e-6:
+        these, those = (", ".join(f"{mean:.6f}" for mean in three) for three in (found, means))
+        raise ValueError(
+            f"{where}: its {count:,} {part} images are not CIFAR-10's: their channels' means are {these}, not {those}; {again}"
+        )
+    counts = np.bincount(y, minlength=CLASSES)
+    if (counts != count // CLASSES).any():
+        classes = ", ".join(map(str, counts))
+        raise ValueError(
+            f"{where}: its {part} labels are not CIFAR-10's: {count // CLASSES:,} of each class are, found {classes}; {again}"
+        )
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Batch]]:
@@ -80,6 +104,8 @@ def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
                 if name in (*TRAIN, *TEST) and member.isfile() and member.size <= _LARGEST:
                     file = archive.extractfile(member)
                     assert file is not None
+                    if name in seen:
+                        raise _RefusedError(f"{path}: holds {name} twice; {_compare(path)}")
                     seen.add(name)
                     yield name, read_batch(file.read(), f"{path}: {name}")
             while unpacked.read(1 << 20):
@@ -94,8 +120,11 @@ def read_archive(path: Path) -> Iterator[tuple[str, Batch]]:
 
 def read_batch(data: bytes, where: str) -> Batch:
     """Images [n, 3, 32, 32] and labels out of a pickled batch; `where` is for error messages."""
+    file = io.BytesIO(data)
     try:
-        found = _Unpickler(io.BytesIO(data)).load()
+        found = _Unpickler(file).load()
+        if left := len(data) - file.tell():
+            raise ValueError(f"{left:,} bytes follow its end")
     except Exception as e:  # a damaged pickle can raise nearly anything
         raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({one_line(e)}); get it again from {SOURCE}") from e
     if not isinstance(found, dict):
