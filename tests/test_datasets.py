@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import fedbuff as fb
-from fedbuff.learn import celeba, cifar, glove, sent140
+from fedbuff.learn import celeba, cifar, glove, leaf, sent140
 from fedbuff.learn.cache import cache_folder, prepared
 from fedbuff.learn.evaluate import evaluate
 from fedbuff.learn.local import initial_weights
@@ -1076,6 +1076,16 @@ def test_a_wrong_folder_of_hugging_face_is_named(tmp_path, name, content, compla
     assert f"test={str(tmp_path)!r}: {complaint}" in refusal(lambda: fb.tasks.hugging_face(data, str(tmp_path)))
 
 
+def test_images_that_are_none_are_refused_by_name(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [{"bytes": b"not an image", "path": None}] * 6, "label": [0, 1] * 3}
+    data = datasets.Dataset.from_dict(rows, features=features)
+    assert refusal(lambda: fb.tasks.hugging_face(data, data, clients=2)).startswith(
+        "train: can't be read (cannot identify image"
+    )
+
+
 # ── LEAF ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -1112,6 +1122,12 @@ def test_users_of_leaf_are_clients_in_order_of_files_and_users(tmp_path):
         ("null", "expected a list of users, and user_data with x and y, found NoneType"),
         ('{"users": "ab", "user_data": {}}', "found users: str, user_data: dict"),
         ('{"users": ["ann"], "user_data": {}}', "user_data has nothing for ann"),
+        ('{"users": [], "user_data": {"ann": {"x": [], "y": []}}}', "user_data has ann, who is none of its users"),
+        (
+            '{"users": ["ann"], "num_samples": [3], "user_data": {"ann": {"x": [[1]], "y": [0]}}}',
+            "user 'ann': expected 3 examples, as num_samples says, found 1",
+        ),
+        ('{"users": [], "num_samples": [3], "user_data": {}}', "expected num_samples for each of its 0 users"),
         ('{"users": [["ann"]], "user_data": {}}', "user_data has nothing for ['ann']"),
         ("[" * 100_000, "not readable as JSON: maximum recursion depth"),
         ({"ann": [1]}, "user 'ann': not a LEAF file: expected x and y, found list"),
@@ -1142,6 +1158,23 @@ def test_users_of_leaf_are_clients_in_order_of_files_and_users(tmp_path):
 def test_a_wrong_file_of_leaf_is_refused_by_name(tmp_path, content, complaint):
     said = refusal(lambda: fb.tasks.leaf(write_leaf(tmp_path, file=content)))
     assert f"{tmp_path}/train/file.json: " in said and complaint in said
+
+
+def test_a_folder_of_leaf_is_read_once(tmp_path, monkeypatch, capsys):
+    folder = write_leaf(tmp_path / "set", file={"ann": user(), "bob": user([[5, 6]], [2])})
+    first = fb.tasks.leaf(folder)
+    assert "preparing leaf, once" in capsys.readouterr().err
+    monkeypatch.setattr(leaf, "read_split", None)
+    again = fb.tasks.leaf(folder)
+    assert capsys.readouterr().err == ""
+    assert [[part.tolist() for part in client] for client in again.clients] == [
+        [part.tolist() for part in client] for client in first.clients
+    ]
+    monkeypatch.undo()
+    (tmp_path / "set" / "train" / "file.json").write_text(
+        "\ufeff" + json.dumps({"users": ["eve"], "num_samples": [2], "user_data": {"eve": user(y=[1, 0])}}), encoding="utf-8"
+    )
+    assert [y.tolist() for _, y in fb.tasks.leaf(folder).clients] == [[1, 0]]
 
 
 def test_a_user_of_leaf_is_in_one_file(tmp_path):

@@ -48,11 +48,19 @@ def check_dataset(dataset: Any, where: str) -> None:
         raise ValueError(f"{where}: expected a datasets.Dataset, loaded without streaming, found {found}")
 
 
+def read(dataset: Any, where: str) -> Any:
+    """All of its columns."""
+    try:
+        return dataset.with_format("numpy")[:]
+    except Exception as e:  # images that are none, and whatever else decoding brings up
+        raise ValueError(f"{where}: can't be read ({one_line(e)})") from e
+
+
 def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
     """Which examples belong to each value of the column."""
     if by not in dataset.column_names:
         raise ValueError(f"by={by!r}: no such column; there are {', '.join(dataset.column_names)}")
-    keys = list(np.asarray(dataset.with_format("numpy")[:][by]))
+    keys = list(np.asarray(read(dataset, f"by={by!r}")[by]))
     try:
         return by_key(keys)
     except TypeError as e:  # lists have no hash
@@ -76,7 +84,7 @@ def columns(dataset: Any, inputs: str, label: str, where: str) -> tuple[NDArray[
             raise ValueError(f"{where}: no column {name!r}; there are {', '.join(dataset.column_names)}")
     if len(dataset) == 0:
         raise ValueError(f"{where}: holds no examples")
-    columns = dataset.with_format("numpy")[:]
+    columns = read(dataset, where)
     x, y = np.asarray(columns[inputs]), np.asarray(columns[label])
     if x.dtype.kind not in "biuf" or y.dtype.kind not in "biu" or y.ndim != 1:
         kinds = f"{inputs} of {x.dtype} and {label} of {y.dtype}"

@@ -8,43 +8,72 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.learn.cache import New
 from fedbuff.learn.folder import listing, one_line
+from fedbuff.learn.parts import Part, check_inputs, count_classes
 
-Part = tuple[str, NDArray[Any], NDArray[Any]]  # where it is from, for error messages; inputs and labels
+VERSION = 1  # of what `prepare` makes
 
 
-def read_split(folder: Path) -> list[Part]:
-    """The examples of every user that has any, in order of the JSON files' names."""
+def files_of(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ValueError(f"{folder}: expected LEAF's JSON files, found {listing(folder)}")
+    return files
+
+
+def prepare(train: list[Path], test: list[Path], new: New) -> None:
+    """train_x, train_y, test_x and test_y, user by user; train_sizes and test_sizes, how many each has; classes."""
+    splits = {"train": read_split(train), "test": read_split(test)}
+    everything = [part for parts in splits.values() for part in parts]
+    check_inputs(everything)
+    new("classes", (1,), np.int64)[:] = count_classes(everything)
+    for split, parts in splits.items():
+        count, shape = sum(len(y) for _, _, y in parts), parts[0][1].shape[1:]
+        np.concatenate([x for _, x, _ in parts], out=new(f"{split}_x", (count, *shape), np.float32))
+        np.concatenate([y for _, _, y in parts], out=new(f"{split}_y", (count,), np.int64))
+        new(f"{split}_sizes", (len(parts),), np.int64)[:] = [len(y) for _, _, y in parts]
+
+
+def read_split(files: list[Path]) -> list[Part]:
+    """The examples of every user that has any, file by file."""
     listed: dict[str, Path] = {}
     parts = []
     for file in files:
-        for user, held in _read_users(file):
+        for user, held, count in _read_users(file):
             where = f"{file}: user {user!r}"
             if user in listed:
                 raise ValueError(f"{where} is listed in {listed[user].name} already; expected every user once")
             listed[user] = file
             x, y = _read_examples(held, where)
+            if count is not None and count != len(y):
+                raise ValueError(f"{where}: expected {one_line(count)} examples, as num_samples says, found {len(y)}")
             if len(y):
                 parts.append((where, x, y))
     if not parts:
+        folder = files[0].parent
         raise ValueError(f"{folder}: expected users with examples, found none in {listing(folder)}")
     return parts
 
 
-def _read_users(file: Path) -> Iterator[tuple[str, Any]]:
+def _read_users(file: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Name, examples, and how many they are if the file says so, of every user."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{file}: not readable as JSON: {e}") from e
     match data:
         case {"users": list(users), "user_data": dict(held)}:
+            counts = data.get("num_samples")
+            if counts is not None and not (isinstance(counts, list) and len(counts) == len(users)):
+                raise ValueError(f"{file}: not a LEAF file: expected num_samples for each of its {len(users)} users")
             for user in users:
                 if not isinstance(user, str) or user not in held:
                     raise ValueError(f"{file}: not a LEAF file: user_data has nothing for {one_line(user)}, one of its users")
-                yield user, held[user]
+            if unlisted := held.keys() - set(users):
+                raise ValueError(f"{file}: not a LEAF file: user_data has {one_line(min(unlisted))}, who is none of its users")
+            for number, user in enumerate(users):
+                yield user, held[user], counts and counts[number]
         case _:
             raise ValueError(
                 f"{file}: not a LEAF file: expected a list of users, and user_data with x and y, found {_kind(data)}"

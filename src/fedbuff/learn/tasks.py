@@ -4,10 +4,9 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
@@ -21,12 +20,13 @@ from fedbuff.learn import celeba as faces
 from fedbuff.learn import cifar
 from fedbuff.learn import glove as word_vectors
 from fedbuff.learn import hugging_face as partitions
+from fedbuff.learn import leaf as users
 from fedbuff.learn import sent140 as tweets
 from fedbuff.learn.cache import prepared
 from fedbuff.learn.folder import data_folder, locate
-from fedbuff.learn.leaf import Part, read_split
 from fedbuff.learn.models import ImageModel, Model, TextModel, cnn, image_model, linear, lstm, mlp, text_model
 from fedbuff.learn.partition import dirichlet, iid, shards, some_of_each, split_examples
+from fedbuff.learn.parts import check_inputs, count_classes
 from fedbuff.learn.rows import Chosen, RowClients, Scaled
 from fedbuff.learn.synthetic import SyntheticClients
 from fedbuff.learn.task import Task
@@ -37,7 +37,6 @@ _CHOICES = {  # how many arguments each takes, and what it is
     "split": (3, "how examples are shared out, e.g. fedbuff.dirichlet(0.1)"),
     "model": (2, "what is trained, e.g. fedbuff.models.mlp((64,))"),
 }
-_CLASSES = 100_000  # are believed, however few the examples: a vocabulary may have so many words
 
 
 def recorded(make: Callable[P, Task]) -> Callable[P, Task]:
@@ -280,8 +279,8 @@ def hugging_face(
     _, first = parts[0]
     inputs = inputs or partitions.input_column(first.column_names, label, by)
     found = [(where, *partitions.columns(part, inputs, label, where)) for where, part in parts]
-    _check_inputs(found)
-    classes = _count_classes(found)
+    check_inputs(found)
+    classes = count_classes(found)
     *held, (x, y) = [(x, y) for _, x, y in found]
     if first is train and by is not None:
         held = split_examples(*held[0], partitions.by_column(train, by))
@@ -302,39 +301,16 @@ def hugging_face(
 @recorded
 def leaf(folder: str, model: Model = linear()) -> Task:
     """Any folder of LEAF JSON with numeric inputs: a client per user of `train`, evaluated on all of `test`."""
-    train, test = (read_split(Path(folder) / split) for split in ("train", "test"))
-    _check_inputs([*train, *test])
-    classes = _count_classes([*train, *test])
-    x, y = np.concatenate([x for _, x, _ in test]), np.concatenate([y for _, _, y in test])
+    train, test = (users.files_of(Path(folder) / split) for split in ("train", "test"))
+    arrays = prepared("leaf", [*train, *test], [users.VERSION, len(train)], partial(users.prepare, train, test))
+    x, y, sizes = (arrays[name] for name in ("train_x", "train_y", "train_sizes"))
     return Task(
-        model=partial(image_model, model, x.shape[1:], classes),
+        model=partial(image_model, model, x.shape[1:], int(arrays["classes"][0])),
         loss=cross_entropy,
-        clients=[(x, y) for _, x, y in train],
-        evaluate=(x, y),
+        clients=RowClients(x, y, np.arange(len(y)), sizes),
+        evaluate=(arrays["test_x"], arrays["test_y"]),
         name=Path(folder).name,
     )
-
-
-def _check_inputs(parts: Sequence[Part]) -> None:
-    """Inputs are finite, and of one shape."""
-    first, expected = parts[0][0], parts[0][1].shape[1:]
-    for where, x, _ in parts:
-        if x.shape[1:] != expected:
-            raise ValueError(f"{where}: expected inputs of shape {expected} as in {first}, found {x.shape[1:]}")
-        if not np.isfinite(x).all():
-            raise ValueError(f"{where}: expected inputs that are finite in float32, found {x[~np.isfinite(x)][0]}")
-
-
-def _count_classes(parts: Sequence[Part]) -> int:
-    """One more than the largest label."""
-    where, largest = max(((where, int(y.max())) for where, _, y in parts), key=itemgetter(1))
-    examples = sum(len(y) for _, _, y in parts)
-    if largest >= max(examples, _CLASSES):
-        raise ValueError(
-            f"{where}: label {largest} would make {largest + 1:,} classes for {examples:,} examples; "
-            "number the classes anew, 0, 1, 2, …"
-        )
-    return 1 + largest
 
 
 @recorded
