@@ -123,6 +123,17 @@ def test_dragging_zooms_and_the_button_resets(page):
     assert page.run(f"{reset}.hidden")
 
 
+def test_however_far_one_zooms_no_two_ticks_say_the_same(page):
+    said = "[...document.querySelectorAll('[data-chart=curves] svg text[text-anchor=%s]')].map((text) => text.textContent)"
+    for _ in range(4):
+        page.drag("[data-chart=curves] svg", 0.6, 0.9)
+        for anchor in ("end", "middle"):
+            texts = page.run(said % anchor)
+            assert len(texts) > 1
+            assert len(set(texts)) == len(texts)
+    page.click("[data-reset=curves]")
+
+
 def test_strips_of_active_trips_are_zoomed_together(page):
     paths = "[...document.querySelectorAll('[data-chart^=active] .line')].map(line => line.getAttribute('d'))"
     before = page.run(paths)

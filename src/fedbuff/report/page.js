@@ -34,11 +34,11 @@
     return size && (size < 1e-6 || size >= 1e12) ? short.toExponential() : short.toLocaleString("en", { maximumFractionDigits: 8 });
   }
   const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
-  function onAxis(value) {
+  function onAxis(value, more = 0) {
     if (Math.abs(value) >= 1e12) return plain(value);
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (Math.abs(value) >= size * (size === 1e3 ? 10 : 1)) return plain(value / size) + letter;
-    return plain(value);
+      if (Math.abs(value) >= size * (size === 1e3 ? 10 : 1)) return plain(value / size, 4 + more) + letter;
+    return plain(value, 4 + more);
   }
   function ticks(low, high, about) {
     const raw = (high - low) / Math.max(about, 1);
@@ -47,6 +47,16 @@
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
     return found;
+  }
+
+  // [value, text] of ticks, with as few digits as tell them apart; no text twice, where even the most don't
+  function labelled(values, write) {
+    let texts = [];
+    for (let digits = 0; digits <= 4; digits++) {
+      texts = values.map((value) => write(value, digits));
+      if (new Set(texts).size === texts.length) break;
+    }
+    return values.map((value, i) => [value, texts[i]]).filter(([, text], i) => texts.indexOf(text) === i);
   }
 
   // ── a chart: axes, a cursor that reads values, and zoom ───────────────────────────────────────────────────────────
@@ -59,7 +69,7 @@
     const box = element("div", { class: "chart", "data-chart": spec.name, tabindex: 0, role: "group", "aria-label": spec.label });
     const tip = element("div", { class: "tip", role: "status", hidden: true });
     const width = Math.max(spec.width, 200);
-    const [top, right, bottom, left] = [10, spec.names ? 28 : 12, spec.xTitle ? 42 : spec.bare ? 8 : 24, 48];
+    const [top, right, bottom, left] = [10, spec.names ? 28 : 12, spec.xTitle ? 42 : spec.bare ? 8 : 24, 56];
     const [x0, x1] = (spec.zoom && state.zoom[spec.zoom]) || spec.x;
     const [y0, y1] = spec.y(x0, x1);
     const inner = { left, right: width - right, top, bottom: spec.height - bottom };
@@ -72,13 +82,13 @@
     svg.append(
       element("svg:clipPath", { id: clip },
         element("svg:rect", { x: left, y: 0, width: inner.right - left, height: inner.bottom + 1 })));
-    for (const value of ticks(y0, y1, Math.max(2, Math.round((inner.bottom - top) / 55)))) {
+    for (const [value, text] of labelled(ticks(y0, y1, Math.max(2, Math.round((inner.bottom - top) / 55))), spec.yText)) {
       svg.append(element("svg:line", { class: "grid", x1: left, x2: inner.right, y1: Y(value), y2: Y(value) }),
-        element("svg:text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end" }, spec.yText(value)));
+        element("svg:text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end" }, text));
     }
     if (!spec.bare || spec.xTitle)
-      for (const value of ticks(x0, x1, Math.max(4, Math.round(width / 110))).filter((v) => !spec.whole || Number.isInteger(v)))
-        svg.append(element("svg:text", { x: X(value), y: inner.bottom + 17, "text-anchor": "middle" }, onAxis(value)));
+      for (const [value, text] of labelled(ticks(x0, x1, Math.max(4, Math.round(width / 110))).filter((v) => !spec.whole || Number.isInteger(v)), onAxis))
+        svg.append(element("svg:text", { x: X(value), y: inner.bottom + 17, "text-anchor": "middle" }, text));
     svg.append(element("svg:line", { class: "base", x1: left, x2: inner.right, y1: inner.bottom, y2: inner.bottom }));
     if (spec.xTitle) svg.append(element("svg:text", { x: inner.right, y: spec.height - 4, "text-anchor": "end" }, spec.xTitle));
     const layer = element("svg:g", { "clip-path": `url(#${clip})` });
@@ -294,7 +304,7 @@
     const drawn = chart({
       name: "curves", zoom: "curves", names: true, width: into.clientWidth, height: clamp(into.clientWidth * 0.5, 260, 460),
       label: `${metric} against ${figures.costs[cost]}; arrow keys read values, plus and minus zoom, escape resets`,
-      x: [0, end * 1.015], y: range, xTitle: figures.costs[cost], yText: (v) => (share ? percent(v, 0) : onAxis(v)), draw, read,
+      x: [0, end * 1.015], y: range, xTitle: figures.costs[cost], yText: (v, digits) => (share ? percent(v, digits) : onAxis(v, digits)), draw, read,
     });
     const several = groups.some((g) => g.seeds > 1);
     const said = `${metric}${several ? ": mean over seeds, with the lowest and highest as a band; a run that has stopped keeps its last value" : ""}.`;
@@ -373,7 +383,7 @@
     const drawn = chart({
       name: `${kind} ${group}`, zoom: null, width, height: 150, step: h.step, whole: h.whole,
       label: `${name}: ${words.title}, mean ${plain(h.mean)}; arrow keys read values`,
-      x: [edge(0), edge(own.length)], y: () => [0, most * 1.08], xTitle: words.axis, yText: (v) => percent(v, most < 0.04 ? 1 : 0),
+      x: [edge(0), edge(own.length)], y: () => [0, most * 1.08], xTitle: words.axis, yText: percent,
       draw: ({ layer, X, Y }) => {
         own.forEach((share, i) => layer.append(element("svg:rect", {
           class: "bin", "data-group": group % COLOURS, x: X(edge(i)) + 0.5, width: Math.max(0.5, X(edge(i + 1)) - X(edge(i)) - 1), y: Y(share), height: Y(0) - Y(share),
