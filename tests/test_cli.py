@@ -168,6 +168,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, settings_fi
     assert done.stdout == ""
 
 
+def test_a_comparison_stays_in_its_folder(settings_file, fedbuff, tmp_path):
+    settings_file.write_text(settings_file.read_text() + '\n[compare."../x"]\nclient.lr = 0.2\n')
+    done = fedbuff("compare", settings_file, "--out", tmp_path / "c", code=2)
+    assert 'compare: "../x": a name is part of a folder' in done.stderr
+    assert not list(tmp_path.glob("x-seed*"))
+
+
 def test_timeline_of_another_concurrency_keeps_arrivals_random(fedbuff, tmp_path):
     file = tmp_path / "arrivals.toml"
     file.write_text("[server]\nbuffer_size = 3\nstart.arrivals = {concurrency = 10, poisson = true}\n")

@@ -132,6 +132,10 @@ def searching(tune_table, **changes):
         ({"until": {"accuracy": [0.1, 0.6]}}, "tune.until.accuracy: can't be searched, it is part of what is measured"),
         ({"until": {"trips": [100]}}, "tune.until.trips: can't be searched"),
         ({"task": {"digits": {"clients": [60]}}}, "tune.task.digits.clients: can't be searched"),
+        (
+            {"algorithm": {"fedavgm": {"concurrency": [10, 9000]}}},
+            "tune.algorithm.fedavgm.concurrency = 9000: 60 clients are too few for cohort(size=9000",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_starts(tune_table, complaint):

@@ -254,6 +254,9 @@ def _variants(args: argparse.Namespace) -> dict[str, Table]:
     found: list[tuple[str, Table]] = []
     for stem, tables in files:
         found += settings.variants(tables).items() if "compare" in tables else [(stem, {**tables, "name": stem})]
+    for name, _ in found:
+        if Path(name).name != name:
+            raise SettingsError(f"compare: {toml.show(name)}: a name is part of a folder's here; leave out / and ..")
     if len(dict(found)) < len(found):
         raise SettingsError(
             f"compare: the names {', '.join(name for name, _ in found)} are not all different; rename a file or table"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from fedbuff import settings, toml
 from fedbuff.core import check
 from fedbuff.core.random import seed_for
+from fedbuff.core.schedule import check_fits
 from fedbuff.presets import PRESETS
 from fedbuff.report.files import write_json, write_text
 from fedbuff.sim.simulation import DIVERGED, Status
@@ -58,6 +59,7 @@ RANGES: dict[str, dict[str, between | tuple[float, ...]]] = {
     "one-step": {"lr": between(0.3, 1e2), "beta": (0.0, 0.3, 0.6, 0.9)},
 }
 METHOD = ("algorithm", "client", "server", "privacy", "secure_aggregation")  # may be searched; the rest is what is measured
+CROWDS = ("concurrency", "size", "over_selection", "buffer_size")  # settings that need so many clients
 STEPS = 20  # looks at the learning curve in a whole trial
 STARTUP = 5  # trials that nobody gives up on
 AGAIN = 3  # of the best are run with another seed
@@ -177,12 +179,20 @@ def check_space(tables: Table, space: Space) -> None:
     for path in space:
         _check_path(drawn, path)
         drawn = with_values(drawn, {path: values[path][0]})
-    for change in [{path: value} for path in space for value in values[path]]:
+    clients = None  # how many there are, if that may matter: a dataset takes time to read
+    if any(path.rpartition(".")[2] in CROWDS for path in space):
+        make, arguments = settings.from_tables(drawn).task
+        clients = len(make(**arguments).clients)
+    for path, value in [(each, value) for each in space for value in values[each]]:
         try:
-            settings.from_tables(with_values(drawn, change))
+            server = settings.from_tables(with_values(drawn, {path: value})).server
+            if clients is not None:
+                check_fits(server.start, server.buffer_size, clients)
         except SettingsError as e:
             hint = "; give a list of integers" if str(e).endswith("expected an integer") else ""
             raise SettingsError(f"tune: {e}{hint}") from e
+        except ValueError as e:
+            raise SettingsError(f"tune.{path} = {toml.show(value)}: {e}") from e
 
 
 def _check_path(tables: Table, path: str) -> None:

@@ -58,20 +58,8 @@ class Schedule:
         available: Availability | None = None,
         limits: Limits | None = None,
     ) -> None:
-        check.integer(1, check.MOST, buffer_size=buffer_size)
-        if clients < max(start.most(), buffer_size):
-            raise ValueError(
-                f"{clients} clients are too few for {start} and buffer_size={buffer_size}: "
-                f"it takes at least {max(start.most(), buffer_size)}, as a client trains one trip at a time and "
-                f"contributes at most once to a buffer"
-            )
-        if start.cancels and buffer_size > start.most():
-            raise ValueError(
-                f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
-            )
+        check_fits(start, buffer_size, clients)
         self.sampled = is_sampled(start)
-        if self.sampled and buffer_size != start.most():
-            raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
         self.start, self.buffer_size, self.clients, self.available = start, buffer_size, clients, available
         self.limits = limits
         self.version = 0
@@ -215,6 +203,23 @@ class Schedule:
         self._busy = {client for client, _ in self.in_flight.values()} | set(self.buffered)
         self._retry_at, self._gathered = state["retry_at"], state["gathered"]
         self._wake = self._retry_at if self._next_arrival is None else self._origin + self._next_arrival
+
+
+def check_fits(start: StartingRule, buffer_size: int, clients: int) -> None:
+    """Refuse a rule and a buffer that so many clients can't fill, or that don't go together."""
+    check.integer(1, check.MOST, buffer_size=buffer_size)
+    if clients < max(start.most(), buffer_size):
+        raise ValueError(
+            f"{clients} clients are too few for {start} and buffer_size={buffer_size}: "
+            f"it takes at least {max(start.most(), buffer_size)}, as a client trains one trip at a time and "
+            f"contributes at most once to a buffer"
+        )
+    if start.cancels and buffer_size > start.most():
+        raise ValueError(
+            f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
+        )
+    if is_sampled(start) and buffer_size != start.most():
+        raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
 
 
 def _not_in(busy: set[int], n: int, allowed: NDArray[np.bool_] | None = None) -> list[int]:

@@ -128,7 +128,7 @@
       const span = spec.x[1] - spec.x[0];
       let [low, high] = range || spec.x;
       [low, high] = [clamp(low, ...spec.x), clamp(high, ...spec.x)];
-      if (high - low < span * 1e-4) return;
+      if (high - low < span * 1e-4) return render(); // as far as it goes
       if (high - low > span * 0.999) delete state.zoom[spec.zoom];
       else state.zoom[spec.zoom] = [low, high];
       render();

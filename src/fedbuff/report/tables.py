@@ -34,7 +34,7 @@ def summary_table(groups: Sequence[Group]) -> str:
                 Cell(seeds, _reached(row)),
                 *costs,
                 _accuracy(row["accuracy"]),
-                Cell(f"{row['staleness_mean']:.1f}", _together(f"at most {max(stale):,}") if stale else ""),
+                Cell(f"{row['staleness_mean']:.1f}", _together(f"at most {max(stale):,}")) if stale else "–",
                 Cell(f"{used / ended:.1%}" if ended else "–", ", ".join(f"{v:,} {k}" for k, v in outcomes.items())),
                 Cell(f"{row['wall_seconds']:,.1f} s", _stopped(reasons(group))),
             ]
@@ -96,7 +96,8 @@ def settings_tables(groups: Sequence[Group]) -> str:
             [Cell(key, dotted=True), *_marked([column.get(key, "–") for column in columns])] for key in differing
         ]
         parts.append(table(header, body, "What differs; ◆ marks a value unlike the first’s", "differences"))
-    shared = table(["", "value"], [[Cell(key, dotted=True), columns[0][key]] for key in same], "The same for all", "same")
+    caption = "The same for all" if len(groups) > 1 else ""
+    shared = table(["", "value"], [[Cell(key, dotted=True), columns[0][key]] for key in same], caption, "same")
     about = f"{len(same)} settings are the same for all" if len(groups) > 1 else f"{len(same)} settings"
     parts.append(f"<details{'' if differing else ' open'}><summary>{about}</summary>{shared}</details>" if same else "")
     return "".join(parts)
