@@ -443,7 +443,13 @@ def test_each_missing_file_of_celeba_is_named(tmp_path, name):
             lambda b: b.replace(b"000003.jpg -1 -1", b"000003.jpg -1 7"),
             "line 5: expected an image and 2 times",
         ),
+        (
+            celeba.ATTRIBUTES,
+            lambda b: b.replace(b"000003.jpg -1 -1", b"000003.jpg 0 -1"),
+            "line 5: expected an image and 2 times",
+        ),
         (celeba.ATTRIBUTES, lambda b: b.replace(b"000003.jpg", b"000002.jpg"), "line 5: 000002.jpg is listed twice"),
+        (celeba.ARCHIVE, lambda b: zipped({"a/000001.jpg": jpeg(), "b/000001.jpg": jpeg()}), "holds 000001.jpg twice"),
         (celeba.ATTRIBUTES, lambda b: b"", "expected the number of images and the names"),
         (celeba.ARCHIVE, lambda b: b[: len(b) // 2], "not a whole ZIP file"),
         (celeba.ARCHIVE, lambda b: b"PK", "not a whole ZIP file"),

@@ -21,6 +21,7 @@ IMAGES = 202_599  # in the whole set
 
 _LARGEST = 1 << 24  # bytes of a JPEG; the originals have some 10 kB
 _MOST_PIXELS = 1 << 24
+_SIGNS = frozenset({"1", "-1"})
 
 
 def prepare(sources: Sequence[Path], new: New) -> None:
@@ -63,7 +64,7 @@ def read_attribute(path: Path, attribute: str = "Smiling") -> dict[str, bool]:
     found: dict[str, bool] = {}
     for number, line in lines:
         values = line.split()
-        if len(values) != 1 + len(names) or values[column] not in ("1", "-1"):
+        if len(values) != 1 + len(names) or not _SIGNS.issuperset(values[1:]):
             raise ValueError(f"{path}: line {number}: expected an image and {len(names)} times 1 or -1, found {line[:40]!r}")
         if values[0] in found:
             raise ValueError(f"{path}: line {number}: {values[0]} is listed twice")
@@ -138,8 +139,14 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 def _images(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The images by name, without their folders; macOS adds a file ._NAME to each, which is none."""
-    files = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
-    return {name: info for name, info in files.items() if name.lower().endswith(".jpg") and not name.startswith("._")}
+    files = [(info.filename.rpartition("/")[2], info) for info in archive.infolist()]
+    images = [(name, info) for name, info in files if name.lower().endswith(".jpg") and not name.startswith("._")]
+    found = dict(images)
+    if len(found) < len(images):
+        names = [name for name, _ in images]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{archive.filename}: holds {one_line(twice)} twice; get it again from {SOURCE}")
+    return found
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
