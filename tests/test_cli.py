@@ -136,6 +136,8 @@ def test_presets_print_files_that_run(fedbuff, tmp_path):
         (("run", "{settings}", "--out", "{settings}"), "can't write a run"),
         (("run", "{settings}", "--set", "task={leaf={folder='nowhere'}}"), "no such folder"),
         (("run", "{settings}", "--set", "task={python={file='nowhere.py'}}"), "no such file"),
+        (("run", "{settings}", "--live", "--live-address", "ü..x:0"), "can't serve the live view at ü..x:0"),
+        (("run", "{settings}", "--workers", "1000000"), "workers=1000000: expected an integer >= 1 and <= 1,024"),
         (("compare", "{settings}", "--seeds", "a"), "expected different integers"),
         (("compare", "{settings}", "--seeds", "0,0"), "expected different integers"),
         (("compare", "{settings}", "--set", "seed=3"), "takes its seeds from --seeds"),
@@ -166,6 +168,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, settings_fi
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 20_000, "a = " + "1" * 5_000, "a = \x00"])
+def test_what_is_no_settings_file_is_one_line(content, tmp_path, fedbuff):
+    (tmp_path / "odd.toml").write_text(content)
+    done = fedbuff("run", tmp_path / "odd.toml", code=2)
+    assert "odd.toml: not TOML: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_comparison_stays_in_its_folder(settings_file, fedbuff, tmp_path):

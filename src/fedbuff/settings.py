@@ -281,7 +281,7 @@ def read(path: Path) -> Table:
         return _with_paths(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
     except OSError as e:
         raise SettingsError(f"{path}: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:  # no TOML, no text, a number of thousands of digits, thousands of brackets
         raise SettingsError(f"{path}: not TOML: {e}") from e
 
 
@@ -336,7 +336,7 @@ def change(tables: Table, assignment: str) -> Table:
         raise SettingsError(f"--set {assignment}: expected KEY=VALUE, e.g. server.buffer_size=10")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     for key in reversed(keys):
         value = {key: value}

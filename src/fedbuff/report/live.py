@@ -125,8 +125,9 @@ class _Server:
         self._thread: threading.Thread | None = None
         try:
             self._http = _http(host, port, self)
-        except OSError as e:
-            raise ValueError(f"can't serve the live view at {address}: {e.strerror or e}; choose another {called}") from e
+        except (OSError, TypeError, UnicodeError) as e:  # the latter two of a host that can be none
+            why = getattr(e, "strerror", None) or e
+            raise ValueError(f"can't serve the live view at {address}: {why}; choose another {called}") from e
         _listening.add(self._http.socket)
         where = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_address[1]}/"
         say(f"live view: {where}" + ("" if _loopback(host) else " (anyone who can reach this machine can see it)"))

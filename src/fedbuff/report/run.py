@@ -137,7 +137,7 @@ def load(folder: str | Path) -> Run:
             weights=read_weights(path),
             folder=path,
         )
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise FolderError(f"{path} is not a whole run: {e}") from e
 
 
