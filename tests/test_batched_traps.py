@@ -504,3 +504,34 @@ def test_a_packed_sequence_is_trained_in_the_loop(together, capsys):
     run = fb.simulate(server, task, client=SGD, until=fb.trips(6), training=fb.Training(batched=together), workers=1)
     assert run.summary["trips"] == 6
     assert ("one at a time" in capsys.readouterr().err) == together
+
+
+class Careful(nn.Module):
+    """One that changes what it does with all rows where one of them is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x if torch.isfinite(x).all() else 0.5 * x)
+
+
+def with_a_bad_client():
+    clients = clients_of((4,))
+    clients[1][0][0, 0] = np.nan
+    return clients
+
+
+def test_a_client_whose_inputs_are_not_finite_is_no_reason_for_the_loop():
+    task = task_of(lambda: nn.Linear(4, 3), with_a_bad_client())
+    assert why_not(task, SGD, 3, initial_weights(task, 3)[0]) is None
+    slow, fast = both_ways(task)
+    sound = np.isfinite(slow).all(axis=1)
+    assert 0 < sound.sum() < len(sound)
+    assert np.isfinite(fast).all(axis=1).tolist() == sound.tolist()
+    assert fast[sound] == pytest.approx(slow[sound], abs=1e-6)
+
+
+def test_unless_it_changes_the_updates_of_others():
+    assert "not finite changes the updates of those it is trained together with" in refused(Careful, with_a_bad_client())

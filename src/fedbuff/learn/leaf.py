@@ -15,11 +15,15 @@ from fedbuff.learn.parts import Part, check_inputs, count_classes
 VERSION = 1  # of what `prepare` makes
 
 
-def files_of(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise ValueError(f"{folder}: expected LEAF's JSON files, found {listing(folder)}")
-    return files
+def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The JSON files of `train` and `test`; what is wrong with the first is said first."""
+    train, test = (sorted((folder / split).glob("*.json")) for split in ("train", "test"))
+    if train and not test:
+        read_split(train)
+    if not train or not test:
+        absent = folder / ("test" if train else "train")
+        raise ValueError(f"{absent}: expected LEAF's JSON files, found {listing(absent)}")
+    return train, test
 
 
 def prepare(train: list[Path], test: list[Path], new: New) -> None:

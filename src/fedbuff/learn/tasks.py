@@ -301,7 +301,7 @@ def hugging_face(
 @recorded
 def leaf(folder: str, model: Model = linear()) -> Task:
     """Any folder of LEAF JSON with numeric inputs: a client per user of `train`, evaluated on all of `test`."""
-    train, test = (users.files_of(Path(folder) / split) for split in ("train", "test"))
+    train, test = users.files_of(Path(folder))
     arrays = prepared("leaf", [*train, *test], [users.VERSION, len(train)], partial(users.prepare, train, test))
     x, y, sizes = (arrays[name] for name in ("train_x", "train_y", "train_sizes"))
     return Task(

@@ -44,20 +44,25 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
     """A sentence saying why this task can't be trained in batches of trips, or None: a few trips are tried both ways."""
     if reason := why_no_twin(flat.module):
         return reason
-    weights = flat.weights()
+    weights, (some, unsound) = flat.weights(), _some(task, flat)
+    jobs = _trial(task, flat, some)
     short = replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2)
     # what the loop can't train either is an error, here and now
-    short, expected = _tame(task, short, seed, flat)
+    short, expected = _tame(task, short, seed, flat, jobs)
     flat.load(weights)
     if not np.isfinite(expected).all():
         return "a few trips, tried at the start, had updates that are not finite, so that no two ways could be compared"
     try:
-        if not _loss_is_a_mean(task, flat):
+        if not _loss_is_a_mean(task, flat, some):
             return "the loss of a batch is not the mean over its rows"
-        found, drew = _tried(task, short, seed, flat)
+        found, drew = _tried(task, short, seed, flat, jobs)
         if drew:
             return "the model draws random numbers itself"
-        both = [(found, expected), *_one_step(task, short, seed, flat)]
+        both = [(found, expected), *_one_step(task, short, seed, flat, jobs)]
+        if unsound is not None:
+            beside, _ = _tried(task, short, seed, flat, [*jobs, Job(len(jobs), unsound, jobs[0].weights)])
+            if not _agree(beside[:-1], found, weights):
+                return "a client whose inputs are not finite changes the updates of those it is trained together with"
         if all(_agree(*pair, weights) for pair in both):
             return None
         # a number that is the larger of two by a hair may be the smaller one after other rounding, and change an update
@@ -65,11 +70,12 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         exact = replace(task, loss=copy.deepcopy(task.loss).double() if isinstance(task.loss, nn.Module) else task.loss)
         double = Flat(copy.deepcopy(flat.module).double())
         start = double.weights()
-        doubled = one_at_a_time(exact, short, seed, double)(_trial(task, double))
+        again = _trial(task, double, some)
+        doubled = one_at_a_time(exact, short, seed, double)(again)
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
         near = all(_agree(*pair, weights, _FLIPPED) for pair in both)
-        if near and _agree(_tried(exact, short, seed, double)[0], doubled, start):
+        if near and _agree(_tried(exact, short, seed, double, again)[0], doubled, start):
             return None
     except Exception as error:
         return f"training several trips at once failed with {type(error).__name__}: {error}"
@@ -79,7 +85,7 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
     )
 
 
-def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[LocalSGD, Matrix]:
+def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat, jobs: list[Job]) -> tuple[LocalSGD, Matrix]:
     """The loop's updates in a trial, at a learning rate with which they stand out from the rounding of weights, and are finite.
 
     The one of `sgd` may be too small for the one, and 0.1 too large for the other.
@@ -87,25 +93,27 @@ def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[LocalSGD, M
     weights = flat.weights()
     for lr in (max(sgd.lr, 0.1), 1e-3, 1e-5, 1e-7, sgd.lr):
         sgd = replace(sgd, lr=lr)
-        updates = one_at_a_time(task, sgd, seed, flat)(_trial(task, flat))
+        updates = one_at_a_time(task, sgd, seed, flat)(jobs)
         flat.load(weights)
         if norms(updates).max() <= 1e3 * np.linalg.norm(weights):  # and not NaN
             break
     return sgd, updates
 
 
-def _some(task: Task) -> list[int]:
-    """Clients from the first to the last: their neighbours may be alike."""
+def _some(task: Task, flat: Flat) -> tuple[list[int], int | None]:
+    """Clients from the first to the last, as neighbours may be alike, and one whose inputs are not finite, if any is there."""
     every: list[int] = np.linspace(0, len(task.clients) - 1, min(_LOOKED_AT, len(task.clients))).astype(int).tolist()
-    return every
+    unsound = [c for c in every if not torch.isfinite(as_tensor(task.clients[c][0], like=flat.vector)).all()]
+    some = [c for c in every if c not in unsound]
+    return (some, unsound[0] if unsound else None) if some else (every, None)
 
 
-def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
+def _loss_is_a_mean(task: Task, flat: Flat, some: list[int]) -> bool:
     """Whether the loss of rows of many clients is the mean of what `row_losses` gives for each."""
-    every = [tuple(as_tensor(part[:_TRIAL_ROWS], like=flat.vector) for part in task.clients[client]) for client in _some(task)]
-    some = [(x, y) for x, y in every if kind_of(x, y) == kind_of(*every[0])]
-    each = max(1, _TRIAL_ROWS // len(some))
-    x, y = (torch.cat([part[i][:each] for part in some]) for i in (0, 1))
+    every = [tuple(as_tensor(part[:_TRIAL_ROWS], like=flat.vector) for part in task.clients[client]) for client in some]
+    alike = [(x, y) for x, y in every if kind_of(x, y) == kind_of(*every[0])]
+    each = max(1, _TRIAL_ROWS // len(alike))
+    x, y = (torch.cat([part[i][:each] for part in alike]) for i in (0, 1))
     training, weights, right = flat.module.training, flat.weights(), True
     flat.module.eval()
     for version in (weights, _elsewhere(flat)):
@@ -122,10 +130,10 @@ def _loss_is_a_mean(task: Task, flat: Flat) -> bool:
     return right
 
 
-def _trial(task: Task, flat: Flat) -> list[Job]:
+def _trial(task: Task, flat: Flat, some: list[int]) -> list[Job]:
     """Trips of two versions, different clients in one of them, all of many examples: a sum is a mean for a client of one."""
     few = max(2, min(_CHECKED, _TRIAL_WEIGHTS // len(flat.vector)))
-    largest = sorted(_some(task), key=lambda client: -task.examples(client))[:few]
+    largest = sorted(some, key=lambda client: -task.examples(client))[:few]
     clients = [*(largest if len(largest) > 1 else 2 * largest), largest[-1]]
     versions = flat.weights(), _elsewhere(flat)
     last = len(clients) - 1
@@ -141,22 +149,22 @@ def _elsewhere(flat: Flat) -> Vector:
     return weights
 
 
-def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> tuple[Matrix, bool]:
+def _tried(task: Task, sgd: LocalSGD, seed: int, flat: Flat, jobs: list[Job]) -> tuple[Matrix, bool]:
     """The updates, and whether the model drew from torch's generator, which is not a trip's own here: twins have theirs."""
     with default_generator() as generator:
         train, before = batched(task, sgd, seed, flat), generator.get_state()
-        updates = train(_trial(task, flat))
+        updates = train(jobs)
         return updates, not torch.equal(before, generator.get_state())
 
 
-def _one_step(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> list[tuple[Matrix, Matrix]]:
+def _one_step(task: Task, sgd: LocalSGD, seed: int, flat: Flat, jobs: list[Job]) -> list[tuple[Matrix, Matrix]]:
     """Found and expected updates of trips of one local step, if these have a kernel of their own."""
     once, weights = replace(sgd, steps=1), flat.weights()
     if whole_trips(task, once, seed, flat) is None:
         return []
-    expected = one_at_a_time(task, once, seed, flat)(_trial(task, flat))
+    expected = one_at_a_time(task, once, seed, flat)(jobs)
     flat.load(weights)
-    return [(_tried(task, once, seed, flat)[0], expected)]
+    return [(_tried(task, once, seed, flat, jobs)[0], expected)]
 
 
 def _agree(found: Matrix, expected: Matrix, weights: Vector, tolerance: float = _TOLERANCE) -> bool:

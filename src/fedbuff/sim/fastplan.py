@@ -18,7 +18,7 @@ from fedbuff.compiled import load
 from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.core.trips import COLUMNS, IN_FLIGHT, Trips
 from fedbuff.sim.clock import WAKES, nothing_left
-from fedbuff.sim.plan import Plan, hopeless, patience
+from fedbuff.sim.plan import Plan, hopeless, patience, too_many_arrive
 from fedbuff.sim.steps import Steps
 
 _SOURCE = Path(__file__).with_name("plan.cpp")
@@ -36,7 +36,7 @@ _FUNCTIONS = {
 }
 _MOST = (1 << 63) - 1
 _MANY_CLIENTS = 1 << 33  # a bit for each of them is too much
-_REACHED, _TRIPS, _TIME, _RAISED, _HOPELESS, _NOTHING, _BAD_DURATION, _NO_MEMORY = range(8)
+_REACHED, _TRIPS, _TIME, _RAISED, _HOPELESS, _NOTHING, _BAD_DURATION, _NO_MEMORY, _IN_VAIN = range(9)
 _DRAW = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_double))
 _ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_double))
 _GROW = ctypes.CFUNCTYPE(ctypes.c_int)
@@ -212,6 +212,8 @@ class FastPlan:
             raise nothing_left(facts.now)
         if how == _BAD_DURATION:
             raise self._plan.clock.bad_duration(facts.bad_duration, facts.bad_trip)
+        if how == _IN_VAIN:
+            raise too_many_arrive(facts.now)
         if how == _NO_MEMORY:
             raise MemoryError(f"no room for what is to come after virtual time {facts.now:g}")
         assert self._raised is not None

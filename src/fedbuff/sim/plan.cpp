@@ -17,8 +17,8 @@ enum { USED, DROPPED, LATE, FAILED, CANCELLED, UNUSED, IN_FLIGHT = 255 };      /
 enum { ARRIVES, DROPS, TIMES_OUT, WAKES };                                      // clock.py
 enum { REFILL, ARRIVALS, COHORT };                                              // starting rules
 enum { CHOICE, DURATION, DROPOUT, MOMENT, GAP, STREAMS };                       // streams of random numbers
-enum { REACHED, TRIPS, TIME, RAISED, HOPELESS, NOTHING, BAD_DURATION, NO_MEMORY };  // how a call ended
-static const i64 BLOCK = 4096, TRIES = 64, NEVER = i64(1) << 62, SOON = 4;
+enum { REACHED, TRIPS, TIME, RAISED, HOPELESS, NOTHING, BAD_DURATION, NO_MEMORY, IN_VAIN };  // how a call ended
+static const i64 BLOCK = 4096, TRIES = 64, NEVER = i64(1) << 62, SOON = 4, ARRIVALS_IN_VAIN = 1000000;
 
 // What both sides see; fastplan.py has the same structure.
 struct Facts {
@@ -130,6 +130,7 @@ struct Plan {
     std::vector<End> ends;                       // the bucket at hand, and what came before it since; sorted
     size_t position = 0;
     i64 number = -1;
+    i64 in_vain = 0;  // wake-ups since anything happened
 
     explicit Plan(Facts& facts) : f(facts), busy(facts.clients / 64 + 1) {}
 
@@ -154,10 +155,13 @@ struct Plan {
 
     void put(End end) {
         i64 n = i64(std::min(end.time * f.per_time, 9e18));
-        if (n <= number)
+        if (n <= number) {
+            if (position > 4096 && position > ends.size() / 2)  // what is over, while one bucket takes long
+                ends.erase(ends.begin(), ends.begin() + position), position = 0;
             ends.insert(std::upper_bound(ends.begin() + position, ends.end(), end), end);
-        else
+        } else {
             buckets.put(n, number, end);
+        }
     }
 
     // whether anything will happen at all; if so, ends[position] is next
@@ -293,7 +297,13 @@ struct Plan {
         End next = ends[position++];
         if (position + SOON < ends.size()) fetch(ends[position + SOON].trip);
         f.now = next.time;
-        if (next.ending == WAKES) return start_trips();
+        if (next.ending == WAKES) {
+            i64 before = f.started;
+            int how = start_trips();
+            in_vain = f.started == before ? in_vain + 1 : 0;
+            return how == REACHED && in_vain >= ARRIVALS_IN_VAIN ? IN_VAIN : how;
+        }
+        in_vain = 0;
         i64 trip = next.trip, staleness = f.version - f.start_version[trip];
         bool bad = !failed.empty() && std::binary_search(failed.begin(), failed.end(), trip);
         if (next.ending == ARRIVES && staleness <= f.limit && !bad) {

@@ -20,7 +20,7 @@ from fedbuff.sim.steps import Steps
 from fedbuff.sim.timing import Sizes
 
 _HOPELESS = 20_000  # trips
-_LOST = 100_000  # clients that arrive for each that there is: all but one of them in vain
+_IN_VAIN = 1_000_000  # arrivals in a row, while nobody is free
 _RAREST = 1e-200  # arrivals in a unit of time
 
 
@@ -59,6 +59,7 @@ class Plan:
         self._buffer: list[int] = []
         self._staleness: list[int] = []
         self._ended_at_step = 0
+        self._in_vain = 0  # wake-ups since anything happened
 
     def begin(self) -> None:
         self._start(self.schedule.begin(0.0))
@@ -118,8 +119,13 @@ class Plan:
             return
         now, trip, ending = self.clock.next()
         if ending == WAKES:
-            self._start(schedule.start_trips(now))
+            started = schedule.start_trips(now)
+            self._start(started)
+            self._in_vain = 0 if started else self._in_vain + 1
+            if self._in_vain >= _IN_VAIN:
+                raise too_many_arrive(now)
             return
+        self._in_vain = 0
         version = schedule.version
         staleness = version - schedule.in_flight[trip][1]
         if ending == ARRIVES and staleness <= self.limit and trip not in self.failed:
@@ -220,20 +226,23 @@ def hopeless(ended: int, now: float, refused: bool) -> ValueError:
     )
 
 
+def too_many_arrive(now: float) -> ValueError:
+    return ValueError(
+        f"start: {_IN_VAIN:,} clients arrived in a row while nobody was free, up to virtual time {now:g}: "
+        "give a lower rate, or more clients"
+    )
+
+
 def with_rate(start: StartingRule, clock: Clock, clients: int) -> StartingRule:
     """`arrivals(concurrency=…)` with the rate that gives it on this clock; any other rule as it is."""
     if not isinstance(start, arrivals):
         return start
-    mean = clock.mean_duration(clients)
-    if start.rate is None and not mean > 0:
-        raise ValueError(f"start: {start} needs trips that take time; give a rate")
-    found = start.at_mean_duration(mean * clock.of_the_free((start.concurrency or 0.0) / clients, clients))
-    rate = found.rate or 0.0
-    if rate * mean > _LOST * clients:
-        raise ValueError(
-            f"start: {start}: {rate * mean:.3g} clients arrive in the time of a trip, "
-            f"and there are {clients:,}; give a lower rate"
-        )
-    if rate < _RAREST:
+    found = start
+    if start.rate is None:
+        mean = clock.mean_duration(clients)
+        if not mean > 0:
+            raise ValueError(f"start: {start} needs trips that take time; give a rate")
+        found = start.at_mean_duration(mean * clock.of_the_free((start.concurrency or 0.0) / clients, clients))
+    if (found.rate or 0.0) < _RAREST:
         raise ValueError(f"start: {start}: nobody arrives in a time that can be counted; expected a higher rate")
     return found
