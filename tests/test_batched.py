@@ -19,7 +19,7 @@ from fedbuff.learn.evaluate import evaluate_rows, plain
 from fedbuff.learn.kernels import library
 from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.training import Training
-from fedbuff.learn.trial import trainer, why_not
+from fedbuff.learn.trial import way_to_train, why_not
 from fedbuff.learn.twins import twin_of
 
 SIZES = (5, 1, 8, 3, 2, 11)  # ragged, with a client of one example
@@ -555,7 +555,7 @@ def weight_used_elsewhere() -> nn.Module:
 def test_what_can_not_be_batched_is_trained_by_the_loop_and_says_why(model, loss, reason):
     task = task_of(model, clients_of((4,)), loss)
     flat, weights = initial_weights(task, 0)
-    train, why = trainer(task, SGD, 0, flat)
+    train, why = way_to_train(task, SGD, 0, flat)
     assert why is not None
     assert re.search(reason, why), why
     jobs = [Job(0, 0, weights), Job(1, 2, weights)]

@@ -15,7 +15,7 @@ import fedbuff as fb
 from fedbuff.learn.batched import batched
 from fedbuff.learn.local import Job, initial_weights
 from fedbuff.learn.training import Training
-from fedbuff.learn.trial import trainer, why_not
+from fedbuff.learn.trial import way_to_train, why_not
 from test_batched import assert_equal, both_ways, clients_of, task_of
 
 SGD = fb.LocalSGD(lr=0.1, batch_size=32)
@@ -195,7 +195,7 @@ class Replaces(nn.Module):
 def test_a_buffer_that_is_replaced_does_not_live_on_in_other_trips():
     task = task_of(Replaces, clients_of((4,)))
     flat, weights = initial_weights(task, 0)
-    train, _ = trainer(task, SGD, 0, flat)
+    train, _ = way_to_train(task, SGD, 0, flat)
     jobs = [Job(i, i, weights) for i in range(4)]
     first = train(jobs).copy()
     assert np.array_equal(train(jobs), first)

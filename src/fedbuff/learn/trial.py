@@ -30,7 +30,7 @@ _TOLERANCE = 1e-4  # of an update's norm: rounding is far below, a mask or a row
 _FLIPPED = 0.05  # that a number which is the larger of two by a hair, or not, may change an update by
 
 
-def trainer(
+def way_to_train(
     task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32"
 ) -> tuple[Train, str | None]:
     """The fastest way to train this task, and if that is the slow loop, a sentence why."""

@@ -19,7 +19,7 @@ from fedbuff.learn.small import Small
 from fedbuff.learn.task import Task
 from fedbuff.learn.tasks import cross_entropy
 from fedbuff.learn.training import Training
-from fedbuff.learn.trial import trainer as fastest
+from fedbuff.learn.trial import way_to_train
 
 _TRIED = 16  # rows on which the twins' outputs are compared with the model's
 
@@ -93,7 +93,7 @@ def trainer(
         return Trainer(task, flat, one_at_a_time(task, sgd, seed, flat))
     if checked:
         return Trainer(task, flat, batched(task, sgd, seed, flat, device=how.device, precision=how.precision))
-    found = fastest(task, sgd, seed, flat, device=how.device, precision=how.precision)
+    found = way_to_train(task, sgd, seed, flat, device=how.device, precision=how.precision)
     trim_allocator()  # the trial's, which takes some thirty times the model's weights
     return Trainer(task, flat, *found)
 
