@@ -18,6 +18,7 @@ from fedbuff.learn.work import Trainer
 from fedbuff.sim import ahead, shared, workers
 from fedbuff.sim.pool import Block
 from fedbuff.sim.shared import Rows
+from fedbuff.sim.simulation import Simulation
 from lockstep import lockstep
 from test_simulate import CLIENT, SERVERS, run
 
@@ -152,12 +153,13 @@ def up_to_the_last_step(trips):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_updates_that_are_refused_do_not_stay_in_memory(name, monkeypatch):
-    task, kept = nan_task(set(range(12))), []
+    task, kept, held = nan_task(set(range(12))), [], []
 
     def watched(version):
         def begun(self, *about):
             version(self, *about)
             kept.append(len(self.trained()))
+            held.append(len(self._holds))
 
         return begun
 
@@ -165,6 +167,7 @@ def test_updates_that_are_refused_do_not_stay_in_memory(name, monkeypatch):
     got = run(SERVERS[name], task, trips=600, workers=1)
     assert (got.trips["outcome"] == "failed").sum() > 90
     assert max(kept) <= 60
+    assert max(held) <= 40
 
 
 def test_a_run_that_diverges_trains_little_more_than_it_reports(monkeypatch):
@@ -173,6 +176,26 @@ def test_a_run_that_diverges_trains_little_more_than_it_reports(monkeypatch):
     got = run(server, nan_task(set(range(29))), trips=400, workers=1)
     assert (got.trips["outcome"] == "failed").sum() > 350
     assert len(counting.trained) < 2 * 400
+
+
+def test_what_is_known_to_be_refused_is_refused_at_once(monkeypatch):
+    """Each time the plan is made again; with K = 1 that would be for every single trip."""
+    times = []
+
+    def counted(refuse):
+        return lambda self, *about: (times.append(1), refuse(self, *about))
+
+    monkeypatch.setattr(Simulation, "refuse", counted(Simulation.refuse))
+    got = run(SERVERS["fedasync"], nan_task(set(range(29))), trips=400, workers=1)
+    assert (got.trips["outcome"] == "failed").sum() > 350
+    assert len(times) < 120
+
+
+def test_trips_that_take_no_time_can_be_refused():
+    task, how = nan_task({1, 4, 7, 11}), {"seed": 3, "timing": fb.constant(0.0)}
+    _, trips = lockstep(SERVERS["fedbuff"], task, CLIENT, 150, **how)
+    got = run(SERVERS["fedbuff"], task, trips=150, training=LOOP, workers=1, **how)
+    assert same_arrays(up_to_the_last_step(got.trips), up_to_the_last_step(trips))
 
 
 def test_a_run_in_which_no_update_is_finite_says_what_to_look_at(monkeypatch):

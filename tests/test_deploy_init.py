@@ -269,11 +269,14 @@ def test_a_gateway_that_was_added_to_the_settings_gets_a_key(folder):
         (["--settings", "none.toml"], "none.toml"),
         (["--settings", "small.toml", "--gateways", "61"], "60 clients"),
         (["--settings", "greedy.toml"], "60 clients are too few"),
+        (["--settings", "helped.toml"], "over a network there are 'enclave' and 'plain'"),
         (["--settings", "small.toml", "--gateways", "3", "--clients-per-gateway", "7"], "60 clients"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(arguments, message, settings_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    helped = "\n[secure_aggregation]\nmode = 'helpers'\nclip = 1.0\n"
+    (tmp_path / "helped.toml").write_text(settings_file.read_text() + helped)
     (tmp_path / "greedy.toml").write_text(settings_file.read_text().replace("buffer_size = 4", "buffer_size = 61"))
     with pytest.raises(ValueError) as e:
         called("init", "d", *arguments)

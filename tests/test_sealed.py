@@ -17,7 +17,9 @@ from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.deploy.journal import read
 from fedbuff.deploy.replay import first_difference, replay
+from fedbuff.deploy.sealing import Sealing
 from fedbuff.deploy.serve import serve
+from fedbuff.deploy.vault import policy_of
 from fedbuff.deploy.wire import Report
 from fedbuff.report.finished import read_weights
 from fedbuff.report.run import load
@@ -192,3 +194,31 @@ def test_helpers_are_not_offered_over_a_network(tmp_path):
     tables = {**SECURE, "secure_aggregation": {"mode": "helpers", "clip": 2.0}}
     with pytest.raises(ValueError, match="over a network there are 'enclave' and 'plain'"):
         serve(from_tables(tables), tmp_path / "run", None)
+
+
+def test_poisson_cohorts_are_not_served(tmp_path):
+    """Who is not there can't be in a cohort: it would be no Poisson sample, and its amplification would not hold."""
+    tables = {**TABLES, "server": {"start": {"cohort": {"size": 4, "poisson": True}}, "buffer_size": 4}}
+    with pytest.raises(ValueError, match="no Poisson sample"):
+        from_tables(tables)
+    del tables["deploy"]
+    with pytest.raises(ValueError, match="no Poisson sample"):
+        serve(from_tables(tables), tmp_path / "run", None)
+
+
+def test_a_gateway_masks_for_the_policy_of_its_own_settings_and_no_other(tmp_path):
+    made = from_tables(SECURE)
+    sealing = Sealing(made.secure_aggregation, made.server, tmp_path)
+    own = policy_of(made.secure_aggregation, made.server, 40, 600.0)
+    assert sealing._acceptable(own)
+    assert not sealing._acceptable(replace(own, weights=own.weights[1:]))
+    assert sealing._acceptable(replace(own, weights=(1.0, *(weight * (1 - 1e-15) for weight in own.weights[1:]))))
+    for other in (
+        {"weights": (1.0, *(0.001 for _ in own.weights[1:]))},  # one fresh update would stand out of the sum
+        {"clip": own.clip / 2},
+        {"buffer_size": own.buffer_size - 1},
+        {"noise": "increments"},
+        {"participations": 3},
+        {"scale": own.scale / 2},
+    ):
+        assert not sealing._acceptable(replace(own, **other)), other

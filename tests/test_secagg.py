@@ -301,6 +301,8 @@ def test_a_buffer_of_one_is_refused():
 def test_an_update_that_weighs_nothing_would_hide_nobody():
     with pytest.raises(ValueError, match="hides nobody"):
         enclave_policy(10, 4, 1.0, cutoff(3), 5)
+    with pytest.raises(ValueError, match=r"weights\[1\]=1e-12.*hides nobody"):  # nothing on the grid
+        enclave_policy(10, 4, 1.0, lambda staleness: 1e-12 if staleness else 1.0, 5)
     with pytest.raises(ValueError, match="larger unit"):
         helpers_policy(10, 4, 1.0, polynomial(3.0), 10, Code(5, 4, 2))
     enclave_policy(10, 4, 1.0, cutoff(3), 3)

@@ -358,3 +358,12 @@ def test_only_complete_buffers_have_a_sum():
         world.enclave.submit([world.upload(client)], NOW)
     with pytest.raises(RefusedError, match="nothing is released below"):
         world.enclave.release(0, [serial for serial, _ in world.enclave.accepted()])
+
+
+def test_a_slot_that_is_asked_for_twice_shows_nothing_of_its_seeds(monkeypatch):
+    """AES-GCM's key is for all that a seed is bound to: two of one slot under one key would let the server forge a third."""
+    world = enclave_world()
+    (slot,) = world.enclave.issue([0], NOW)
+    monkeypatch.setattr(world.clients[0], "_random_bytes", bytes)  # the same secret each time
+    first, second = (world.clients[0].upload(slot, 0, version, update(0))[0].locked for version in (3, 2))
+    assert first[:16] != second[:16]

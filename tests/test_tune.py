@@ -136,6 +136,10 @@ def searching(tune_table, **changes):
             {"algorithm": {"fedavgm": {"concurrency": [10, 9000]}}},
             "tune.algorithm.fedavgm.concurrency = 9000: 60 clients are too few for cohort(size=9000",
         ),
+        (
+            {"algorithm": {"fedavgm": {"concurrency": [10, 50], "over_selection": [0.0, 0.5]}}},
+            "concurrency = 50, algorithm.fedavgm.over_selection = 0.5: 60 clients are too few",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_starts(tune_table, complaint):

@@ -100,6 +100,13 @@ class Settings:
     training: Training = Training()
     deploy: Deployment | None = None
 
+    def check_deployable(self) -> None:
+        """Refuse what there is in a simulation only; for whoever serves these settings, with [deploy] or without."""
+        if is_sampled(self.server.start):
+            raise ValueError("poisson=True: over a network who is not there can't be in a cohort, so it is no Poisson sample")
+        if self.secure_aggregation is not None and self.secure_aggregation.mode == "helpers":
+            raise ValueError("secure_aggregation.mode = 'helpers': over a network there are 'enclave' and 'plain'")
+
     def __post_init__(self) -> None:
         """What only `simulate` would find out, so that a comparison does not stop at its fifth run."""
         check.integer(0, seed=self.seed)
@@ -113,8 +120,8 @@ class Settings:
         check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
         if self.secure_aggregation is not None:
             agree(self.secure_aggregation, self.server, self.privacy)
-        if self.deploy is not None and is_sampled(self.server.start):
-            raise ValueError("poisson=True: over a network who is not there can't be in a cohort, so it is no Poisson sample")
+        if self.deploy is not None:
+            self.check_deployable()
         sampled_by_all(self.server, self.privacy, self.availability)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)

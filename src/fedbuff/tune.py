@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ RANGES: dict[str, dict[str, between | tuple[float, ...]]] = {
 }
 METHOD = ("algorithm", "client", "server", "privacy", "secure_aggregation")  # may be searched; the rest is what is measured
 CROWDS = ("concurrency", "size", "over_selection", "buffer_size")  # settings that need so many clients
+_COMBINATIONS = 10_000  # of them are tried
 STEPS = 20  # looks at the learning curve in a whole trial
 STARTUP = 5  # trials that nobody gives up on
 AGAIN = 3  # of the best are run with another seed
@@ -179,20 +180,28 @@ def check_space(tables: Table, space: Space) -> None:
     for path in space:
         _check_path(drawn, path)
         drawn = with_values(drawn, {path: values[path][0]})
-    clients = None  # how many there are, if that may matter: a dataset takes time to read
-    if any(path.rpartition(".")[2] in CROWDS for path in space):
-        make, arguments = settings.from_tables(drawn).task
-        clients = len(make(**arguments).clients)
+    crowds = [path for path in space if path.rpartition(".")[2] in CROWDS]
     for path, value in [(each, value) for each in space for value in values[each]]:
         try:
-            server = settings.from_tables(with_values(drawn, {path: value})).server
-            if clients is not None:
-                check_fits(server.start, server.buffer_size, clients)
+            settings.from_tables(with_values(drawn, {path: value}))
         except SettingsError as e:
             hint = "; give a list of integers" if str(e).endswith("expected an integer") else ""
             raise SettingsError(f"tune: {e}{hint}") from e
+    if crowds:
+        make, arguments = settings.from_tables(drawn).task
+        check_clients(drawn, {path: values[path] for path in crowds}, len(make(**arguments).clients))
+
+
+def check_clients(tables: Table, values: Mapping[str, Sequence[float]], clients: int) -> None:
+    """Refuse what needs more clients than there are, in whatever combination."""
+    for chosen in islice(product(*values.values()), _COMBINATIONS):
+        change = dict(zip(values, chosen, strict=True))
+        try:
+            server = settings.from_tables(with_values(tables, change)).server
+            check_fits(server.start, server.buffer_size, clients)
         except ValueError as e:
-            raise SettingsError(f"tune.{path} = {toml.show(value)}: {e}") from e
+            said = ", ".join(f"{path} = {toml.show(value)}" for path, value in change.items())
+            raise SettingsError(f"tune.{said}: {e}") from e
 
 
 def _check_path(tables: Table, path: str) -> None:

@@ -159,6 +159,10 @@ def filled_in(file: Path | None, gateways: int | None, each: int | None) -> str:
         )
     tables = read(file)
     chosen = from_tables(tables)
+    try:
+        chosen.check_deployable()
+    except ValueError as e:
+        raise SettingsError(f"{file}: {e}") from e
     if chosen.deploy is not None and chosen.deploy.gateways:
         if gateways is not None or each is not None:
             raise SettingsError(f"--gateways: {file} has deploy.gateways of its own; leave it out, there or here")

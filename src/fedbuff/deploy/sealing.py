@@ -1,6 +1,6 @@
 """Secure aggregation over a network, a gateway's side: check whom updates are masked for, once, then mask them.
 
-    sealing = Sealing(secure, buffer_size, folder)
+    sealing = Sealing(secure, server, folder)
     upload = sealing.upload(offer, client, slot, start, version, update)
 
 A gateway that was restarted must still be the one that the trusted aggregator knows: each client's session key is derived from
@@ -11,27 +11,29 @@ import hashlib
 import hmac
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.core.server import Server
+from fedbuff.deploy.vault import packed, policy_of
 from fedbuff.sim.secure import SecureAggregation
 
 
 class Sealing:
     """What the clients of a gateway agree to: these settings and nothing else."""
 
-    def __init__(self, secure: SecureAggregation, buffer_size: int, folder: Path) -> None:
-        self._secure, self._buffer_size = secure, buffer_size
+    def __init__(self, secure: SecureAggregation, server: Server, folder: Path) -> None:
+        self._secure, self._server = secure, server
         self._secret = _secret(folder / "sessions.key")
         self._offer, self._aggregator = b"", cast(Any, None)
         self._clients: dict[int, Any] = {}
 
     def upload(self, offer: bytes, client: int, slot: bytes, start: int, version: int, update: NDArray[np.float32]) -> bytes:
         """The masked update of a trip that started from `start`, for the step from `version`; ValueError if it can't be."""
-        from fedbuff.deploy.vault import packed
         from fedbuff.secagg.client import EnclaveClient
         from fedbuff.secagg.messages import Offer
         from fedbuff.secagg.policy import TaskPolicy
@@ -60,7 +62,10 @@ class Sealing:
         return self._aggregator
 
     def _acceptable(self, policy: Any) -> bool:
-        return bool(policy.clip == self._secure.clip and policy.buffer_size >= self._buffer_size)
+        """The policy that our own settings make, for a model and a deadline of whatever length; weights up to rounding."""
+        ours = policy_of(self._secure, self._server, policy.length, policy.lifetime)
+        weights = len(policy.weights) == len(ours.weights) and np.allclose(policy.weights, ours.weights, rtol=1e-9, atol=0)
+        return bool(weights and replace(policy, weights=ours.weights) == ours)
 
 
 def _secret(path: Path) -> bytes:

@@ -72,6 +72,7 @@ class Service:
         from fedbuff.learn.local import initial_weights
         from fedbuff.learn.work import settle, trainer
 
+        settings.check_deployable()
         settle()
         self.settings, self.deployment = settings, settings.deploy or Deployment()
         make, arguments = settings.task

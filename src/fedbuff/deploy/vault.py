@@ -54,7 +54,7 @@ class Plain:
     def __init__(self, secure: SecureAggregation, server: Server, deadline: float) -> None:
         from fedbuff.secagg.messages import Offer
 
-        self._policy = policy_of(secure, server, deadline)
+        self._policy = policy_of(secure, server, len(server.weights), deadline)
         self._sum = np.zeros(self._policy.length, np.int64)
         self.offer = Offer(self._policy.to_bytes(), b"", bytes(40), 0).to_bytes()
 
@@ -87,7 +87,7 @@ class Trusted:
         from fedbuff.secagg.server import EnclaveServer
         from fedbuff.trusted import TrustedProcess, simulated_reference
 
-        policy = policy_of(secure, server, deadline)
+        policy = policy_of(secure, server, len(server.weights), deadline)
         self._process = TrustedProcess(folder, policy, server.version)
         evidence = Offer(policy.to_bytes(), self._process.evidence(), bytes(40), 0)
         self.offer = evidence.to_bytes()
@@ -127,11 +127,10 @@ class Trusted:
         self._process.close()
 
 
-def policy_of(secure: SecureAggregation, server: Server, deadline: float) -> "TaskPolicy":
+def policy_of(secure: SecureAggregation, server: Server, length: int, deadline: float) -> "TaskPolicy":
     """What the parties agree to; a slot is good for as long as a trip is. Noise, if any, is added by the server to the sum."""
     from fedbuff.secagg.policy import enclave_policy
 
-    length = len(server.weights)
     return enclave_policy(length, server.buffer_size, secure.clip, server.weigh, secure.max_staleness, lifetime=deadline)
 
 

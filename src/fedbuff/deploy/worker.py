@@ -71,7 +71,7 @@ def work_of(task: Any, client: LocalSGD | None, seed: int, mine: Ranges, folder:
         if settings.secure_aggregation is not None:
             from fedbuff.deploy.sealing import Sealing
 
-            sealing = Sealing(settings.secure_aggregation, settings.server.buffer_size, folder)
+            sealing = Sealing(settings.secure_aggregation, settings.server, folder)
     else:
         made = task if isinstance(task, Task) else task()
     client = _given(client)

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fedbuff.learn.cache import New
 from fedbuff.learn.folder import one_line
 
-VERSION = 1  # of what `prepare` makes
+VERSION = 2  # of what `prepare` makes
 SOURCE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 ARCHIVE, IDENTITIES, ATTRIBUTES = "img_align_celeba.zip", "identity_CelebA.txt", "list_attr_celeba.txt"
 SIDE = 32
@@ -143,8 +144,7 @@ def _images(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     images = [(name, info) for name, info in files if name.lower().endswith(".jpg") and not name.startswith("._")]
     found = dict(images)
     if len(found) < len(images):
-        names = [name for name, _ in images]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in images).most_common(1)[0]
         raise ValueError(f"{archive.filename}: holds {one_line(twice)} twice; get it again from {SOURCE}")
     return found
 

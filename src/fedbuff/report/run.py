@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbuff.core import check
 from fedbuff.report.files import FolderError
 
 if TYPE_CHECKING:
@@ -121,7 +120,8 @@ def load(folder: str | Path) -> Run:
     """A finished run from its folder."""
     from fedbuff.report.finished import read_metrics, read_settings, read_summary, read_trips, read_weights
 
-    check.instance(str | PathLike, "the path of a run folder", folder=folder)
+    if not isinstance(folder, str | PathLike):
+        raise ValueError(f"folder={folder!r}: expected the path of a run folder")
     path = Path(folder)
     if not (path / "summary.json").is_file():
         unfinished = "has no summary.json: the run is not finished (go on with --resume)"

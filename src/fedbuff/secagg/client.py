@@ -75,8 +75,9 @@ class EnclaveClient:
         secret = self._random_bytes(SEED)
         words = mask(policy.fixed_point.encode(update, weight), secret)
         blank = Seed(slot, start, version, digest(words) if self._hashes else bytes(32), self._opening, b"")
-        key = sealing.subkey(self._session, slot)
-        locked = sealing.lock(key, seed_info(policy.id, aggregator.epoch, blank), secret)
+        info = seed_info(policy.id, aggregator.epoch, blank)
+        # a key for all that is bound, not for the slot: a server may ask for one slot twice, with other versions
+        locked = sealing.lock(sealing.subkey(self._session, info), info, secret)
         return Seed(slot, start, version, blank.digest, self._opening, locked), Masked(slot, words)
 
     def accepted(self) -> None:

@@ -238,8 +238,8 @@ class Enclave:
                 raise RefusedError(f"client {slot.client} has another session in this epoch")
         if not session:
             raise RefusedError(f"client {slot.client} has no session in this epoch: its first seed must open one")
-        key = sealing.subkey(session, seed.slot)
-        secret = sealing.unlock(key, seed_info(self.policy.id, self.epoch, seed), seed.locked)
+        info = seed_info(self.policy.id, self.epoch, seed)
+        secret = sealing.unlock(sealing.subkey(session, info), info, seed.locked)
         if len(self._accepted) + len(taken) >= self.policy.buffer_size:  # last: what is wrong in itself is refused for that
             raise RefusedError(f"the buffer is full: the integers have room for {self.policy.buffer_size} updates; release it")
         return slot, secret, session

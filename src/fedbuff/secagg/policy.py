@@ -63,9 +63,10 @@ class TaskPolicy:
         for staleness, weight in enumerate(self.weights):
             if not 0 <= weight <= self.unit:
                 raise ValueError(f"weights[{staleness}]={weight!r}: expected a number >= 0 and <= {self.unit}")
-            if weight == 0:  # a list of K − 1 such updates and one other would show that one
+            nothing = weight == 0 if self.mode == "helpers" else weight * self.clip * self.scale < 1  # on the grid
+            if nothing:  # a list of K − 1 such updates and one other would show that one
                 raise ValueError(
-                    f"weights[{staleness}]=0: an update that weighs nothing hides nobody; end the table before it "
+                    f"weights[{staleness}]={weight:g}: an update that weighs nothing hides nobody; end the table before it "
                     f"(max_staleness={staleness - 1})" + ("" if self.mode == "enclave" else ", or take a larger unit")
                 )
         if self.mode == "helpers":

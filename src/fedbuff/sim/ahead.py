@@ -217,6 +217,10 @@ class Ahead:
             for version, times in Counter(chunk.versions).items():
                 self.release(version, times)
 
+    def _finish_all(self) -> None:
+        for key in list(self._chunks):
+            self._finish(key)
+
     def used(self, step: Step, rows: list[int]) -> None:
         """A server step has used these updates."""
         self._place[np.asarray(step.trips)] = 0
@@ -226,7 +230,8 @@ class Ahead:
         self._pool.updates.give(rows)
 
     def not_finite(self) -> set[int]:
-        """Trips that are trained, to updates that no server can use."""
+        """Trips that are trained, or being so, to updates that no server can use."""
+        self._finish_all()  # else what is found would depend on how fast the workers are
         return {trip for trip in self.trained() if not finite(self.updates[self._place[trip] - 1])}
 
     def start(self, trip: int) -> Vector:
@@ -251,8 +256,7 @@ class Ahead:
         What it says of trips from `first` on is void, and of others when they are used. `ended` trips have ended at the last
         server step that was taken.
         """
-        for key in list(self._chunks):
-            self._finish(key)
+        self._finish_all()
         for trip in [t for t in self.trained() if t >= first or t in refused]:
             self._discard(trip)
         start = self._plan.trips.start_version
