@@ -296,7 +296,8 @@ def test_secure_aggregation_over_the_network_is_the_plain_fixed_point_sum(tmp_pa
         for facts, blob in deployment.records():
             if facts["kind"] == "header":
                 books = opened(chosen, np.frombuffer(blob, facts["dtype"]), 20, None)[0]
-                policy, weights = policy_of(chosen.secure_aggregation, books.server, 90.0), {0: books.server.weights}
+                weights = {0: books.server.weights}
+                policy = policy_of(chosen.secure_aggregation, books.server, len(weights[0]), 90.0)
                 continue
             if facts["kind"] == "sealed":
                 sealed.append((facts["trip"], *books.server.started(facts["trip"])))
