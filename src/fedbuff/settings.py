@@ -117,7 +117,7 @@ class Settings:
             check.number(0, 1, target=self.target)
         if self.evaluate_every is not None:
             check.integer(1, evaluate_every=self.evaluate_every)
-        check.number(0, 1, above=True, evaluate_share=self.evaluate_share)
+        check.number(1e-9, 1, evaluate_share=self.evaluate_share)
         if self.secure_aggregation is not None:
             agree(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None:

@@ -81,7 +81,7 @@ class Server:
         check.able("step", "what takes a server step, e.g. sgd(1.0)", optimizer=optimizer)
         check.integer(0, seed=seed)
         check.one_of(("uniform", "examples"), weight_by=weight_by)
-        check.instance(bool, "True or False", mixing=mixing)
+        check.switch(mixing=mixing)
         if weight_by == "examples" and is_sampled(start):
             raise ValueError(
                 "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"

@@ -43,8 +43,6 @@ class Vault(Protocol):
 
 def vault(secure: SecureAggregation, server: Server, folder: Path, deadline: float) -> Vault:
     """The one that these settings ask for; its state is in `folder`."""
-    if secure.mode == "helpers":
-        raise ValueError("secure_aggregation.mode = 'helpers': over a network there are 'enclave' and 'plain'")
     return Plain(secure, server, deadline) if secure.mode == "plain" else Trusted(secure, server, folder, deadline)
 
 

@@ -24,7 +24,7 @@ class Training:
     ahead_gib: float | None = None
 
     def __post_init__(self) -> None:
-        check.fits(isinstance(self.batched, bool), "True or False", batched=self.batched)
+        check.switch(batched=self.batched)
         if self.ahead_gib is not None:
             check.number(0, above=True, ahead_gib=self.ahead_gib)
         check.one_of(("float32", "bfloat16"), precision=self.precision)

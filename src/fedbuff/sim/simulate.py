@@ -118,11 +118,9 @@ def simulate(
             "secure_aggregation=… or availability=… instead"
         )
     check.number(0, checkpoint_every=checkpoint_every)
-    if workers is not None:
-        check.integer(1, workers=workers)
     check.one_of(("local", "ray"), engine=engine)
-    if workers is not None and engine == "local":
-        check.integer(1, _PROCESSES, workers=workers)
+    if workers is not None:
+        check.integer(1, _PROCESSES if engine == "local" else math.inf, workers=workers)
     if address is not None and engine != "ray":
         raise ValueError(f"address={address!r} is a Ray cluster's: give engine='ray' with it")
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
