@@ -1,6 +1,7 @@
 """What do stragglers cost? Synchronous rounds wait for their slowest trip, over-selection throws it away, FedBuff uses it.
 
-Appendix "Wall-Clock Time Simulation" of the paper: a trip takes Exp(λ n_i), n_i the client's number of examples.
+Appendix "Wall-Clock Time Simulation" of the paper: a trip takes Exp(1 / (λ n_i)), λ n_i on
+average, n_i the client's number of examples.
 """
 
 import fedbuff as fb

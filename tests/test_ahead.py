@@ -178,14 +178,16 @@ def test_a_run_that_diverges_trains_little_more_than_it_reports(monkeypatch):
     assert len(counting.trained) < 2 * 400
 
 
+def refusals(monkeypatch):
+    """A list that grows by one whenever updates are refused."""
+    times, refuse = [], Simulation.refuse
+    monkeypatch.setattr(Simulation, "refuse", lambda self, *about: (times.append(1), refuse(self, *about)))
+    return times
+
+
 def test_what_is_known_to_be_refused_is_refused_at_once(monkeypatch):
     """Each time the plan is made again; with K = 1 that would be for every single trip."""
-    times = []
-
-    def counted(refuse):
-        return lambda self, *about: (times.append(1), refuse(self, *about))
-
-    monkeypatch.setattr(Simulation, "refuse", counted(Simulation.refuse))
+    times = refusals(monkeypatch)
     got = run(SERVERS["fedasync"], nan_task(set(range(29))), trips=400, workers=1)
     assert (got.trips["outcome"] == "failed").sum() > 350
     assert len(times) < 120
@@ -203,6 +205,46 @@ def test_a_run_in_which_no_update_is_finite_says_what_to_look_at(monkeypatch):
     task = replace(nan_task(set(range(30))), evaluate=(np.zeros((4, 3), np.float32), np.zeros(4, np.int64)))
     with pytest.raises(ValueError, match=r"all trips send updates that are not finite.*see the learning rates"):
         run(SERVERS["fedasync"], task, trips=10_000, workers=1)
+
+
+def test_a_buffer_that_waits_for_the_last_finite_update_gives_up_soon(monkeypatch):
+    """Four good clients, who may take part once, and K = 5: bad updates come one by one, and are not refused one by one."""
+    times = refusals(monkeypatch)
+    monkeypatch.setattr("fedbuff.sim.simulation._IN_VAIN", 400)
+    server = fb.Server(start=fb.refill(12), buffer_size=5)
+    privacy = fb.Privacy(0.3, 1e-5, noise_multiplier=1.0, max_participations=1, mechanism="blt", horizon=20, noise="seeded")
+    task = replace(nan_task(set(range(4, 30))), evaluate=(np.zeros((4, 3), np.float32), np.zeros(4, np.int64)))
+    got = run(server, task, trips=10_000, workers=1, privacy=privacy)
+    assert got.summary["stopped_by"].startswith("diverged: no update is finite any more")
+    assert got.metrics[-1]["server_steps"] == got.summary["server_steps"]
+    assert len(times) < 100
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+@pytest.mark.parametrize("ahead_gib", [1, 1e-6])
+def test_bad_updates_that_good_ones_come_between_are_no_reason_to_give_up(buffer_size, ahead_gib, monkeypatch):
+    """However many are known already, as they were trained ahead."""
+    monkeypatch.setattr("fedbuff.sim.simulation._IN_VAIN", 7)
+    task = replace(nan_task(set(range(0, 30, 3))), evaluate=(np.zeros((4, 3), np.float32), np.zeros(4, np.int64)))
+    server, how = fb.Server(start=fb.refill(26), buffer_size=buffer_size), {"training": fb.Training(ahead_gib=ahead_gib)}
+    got = run(server, task, trips=600, workers=1, **how)
+    assert got.summary["stopped_by"] == "reached 600 trips"
+    assert (got.trips["outcome"] == "failed").sum() > 100
+
+
+def test_what_an_evaluation_under_way_will_say_is_waited_for_before_updates_are_refused(small_task, monkeypatch):
+    """Else a run that has diverged has thousands of updates refused until somebody looks at its evaluation."""
+
+    def slow(evaluate):
+        return lambda self, *about: (time.sleep(0.5), evaluate(self, *about))[1]
+
+    times = refusals(monkeypatch)
+    monkeypatch.setattr(Trainer, "evaluate", slow(Trainer.evaluate))
+    client = replace(CLIENT, lr=1e30)
+    until, often = fb.trips(5000), {"evaluate_every": 5, "workers": 2}
+    got = fb.simulate(SERVERS["fedbuff"], small_task, client=client, until=until, **often)
+    assert got.summary["stopped_by"].startswith("diverged")
+    assert len(times) < 50
 
 
 def test_a_worker_that_is_killed_changes_nothing(small_task):

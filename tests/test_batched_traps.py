@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import fedbuff as fb
 from fedbuff.learn.batched import batched
-from fedbuff.learn.local import Job, initial_weights
+from fedbuff.learn.local import Job, initial_weights, one_at_a_time
 from fedbuff.learn.training import Training
 from fedbuff.learn.trial import way_to_train, why_not
 from test_batched import assert_equal, both_ways, clients_of, task_of
@@ -535,3 +535,50 @@ def test_a_client_whose_inputs_are_not_finite_is_no_reason_for_the_loop():
 
 def test_unless_it_changes_the_updates_of_others():
     assert "not finite changes the updates of those it is trained together with" in refused(Careful, with_a_bad_client())
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda out, y: F.cross_entropy(out, y), lambda out, y: nn.NLLLoss()(out.log_softmax(1), y)], ids=["own", "nll"]
+)
+def test_labels_that_a_loss_of_ones_own_leaves_out_of_its_mean(loss):
+    """The trial looks at 64 of 200 clients, and not at the one that has such labels."""
+    clients = clients_of((4,)) * 40
+    clients[2] = clients[2][0], clients[2][1].copy()
+    clients[2][1][: len(clients[2][1]) // 2] = -100
+    assert clients[2][1].min() < 0
+    task = task_of(lambda: nn.Linear(4, 3), clients, loss)
+    flat, weights = initial_weights(task, 0)
+    train, why = way_to_train(task, SGD, 0, flat)
+    assert why is None
+    jobs = [Job(0, 0, weights), Job(1, 2, weights)]
+    found = train(jobs).copy()
+    flat.load(weights)
+    assert found == pytest.approx(one_at_a_time(task, SGD, 0, flat)(jobs), rel=1e-4, abs=1e-6)
+
+
+class Drawing(nn.Module):
+    """Noise that torch's generator knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x + 0.1 * torch.tensor(np.random.normal(size=x.shape), dtype=x.dtype))
+
+
+class Counting(nn.Module):
+    """Each time it is asked it says something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.times = nn.Linear(4, 3), 0
+
+    def forward(self, x):
+        self.times += 1
+        return self.layer(x) * (1 + 0.01 * self.times)
+
+
+@pytest.mark.parametrize("model", [Drawing, Counting])
+def test_a_model_that_is_not_the_same_twice_is_said_to_be_so(model):
+    assert "no two runs will be the same" in refused(model)

@@ -1051,6 +1051,38 @@ def test_what_hugging_face_can_not_be_used_for_is_said(change, complaint):
     assert complaint in refusal(lambda: fb.tasks.hugging_face(**{"train": good, "test": good, "clients": 2, **change}))
 
 
+def test_hugging_face_classes_of_the_same_name_have_the_same_number():
+    datasets = pytest.importorskip("datasets")
+
+    def data(*names):
+        columns = {"x": datasets.Sequence(datasets.Value("float32")), "label": datasets.ClassLabel(names=list(names))}
+        return datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": ["cat", "dog"]}, datasets.Features(columns))
+
+    cats, dogs = data("cat", "dog"), data("dog", "cat")
+    complaint = "its classes are dog, cat, those of train cat, dog; give them the same numbers"
+    assert f"test: {complaint}" in refusal(lambda: fb.tasks.hugging_face(cats, dogs, clients=2))
+    assert "train[1]: its classes are dog, cat, those of train[0]" in refusal(lambda: fb.tasks.hugging_face([cats, dogs], cats))
+    assert len(fb.tasks.hugging_face([cats, cats], cats).clients) == 2
+
+
+def test_an_example_of_nobody_is_no_client_of_hugging_faces():
+    data = real(x=[[1.0], [2.0], [3.0]], label=[0, 1, 1], user=[1.0, float("nan"), float("nan")])
+    assert "by='user': 2 of 3 examples have none (NaN)" in refusal(lambda: fb.tasks.hugging_face(data, data, by="user"))
+
+
+@pytest.mark.parametrize(("mode", "white"), [("1", 1), ("L", 255), ("I;16", 65_535)])
+def test_hugging_face_images_of_any_depth_are_images(mode, white):
+    datasets, images = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    grey = np.array([[0, 1], [1, 0]])
+    image = images.fromarray(grey.astype(bool) if mode == "1" else (grey * white).astype("u1" if mode == "L" else "u2"))
+    assert image.mode == mode
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    data = datasets.Dataset.from_dict({"image": [image, image], "label": [0, 1]}, features)
+    x, _ = fb.tasks.hugging_face(data, data, clients=2).evaluate
+    assert x.shape == (2, 1, 2, 2)
+    assert np.array_equal(x[0, 0], grey)
+
+
 def test_a_streaming_dataset_of_hugging_face_is_refused():
     data = real(x=[[1.0]], label=[0])
     assert "found IterableDataset" in refusal(lambda: fb.tasks.hugging_face(data.to_iterable_dataset(), data))

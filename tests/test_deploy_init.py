@@ -470,7 +470,8 @@ def test_registered_keys_are_read_from_flowers_database(folder):
 def test_real_processes_start_register_and_run(tmp_path):
     """SuperLink with TLS and keys, a key that registers, a run that is submitted, and a ServerApp that begins it."""
     pytest.importorskip("flwr")
-    from fedbuff.deploy.doctor import check_keys, check_superlink
+    from fedbuff.deploy.doctor.keys import check_keys
+    from fedbuff.deploy.doctor.superlink import check_superlink
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -509,3 +510,13 @@ def until(done, log, seconds=90.0):
 
 def test_the_deployment_file_says_where_it_is(made):
     assert tomllib.loads((made / "deployment.toml").read_text()) == {"host": HOST, "port": 21987}
+
+
+def test_a_gateways_authority_must_be_a_certificate(tmp_path):
+    pytest.importorskip("flwr")
+    from fedbuff.deploy.gateway import authority
+
+    (tmp_path / "settings.toml").write_text("seed = 1\n")
+    for name, complaint in (("settings.toml", "not a certificate in PEM format"), ("nothing", "No such file")):
+        with pytest.raises(ValueError, match=rf"--root-certificates .*{name}: {complaint}"):
+            authority(tmp_path / name)

@@ -122,7 +122,7 @@ def test_a_superlink_with_another_authoritys_certificate_is_refused_by_the_gatew
     from fedbuff.deploy import init
 
     other = init.write_folder(tmp_path / "other", gateways=1, clients_per_gateway=2, port=1)
-    with pytest.raises(httpx.HTTPError):
+    with pytest.raises(RefusedError, match="certificate is not by"):
         connect(deployment, key=key, authority=other / "certificates" / "ca.crt")
 
 

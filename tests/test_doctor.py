@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fedbuff.deploy import doctor, init, processes
+from fedbuff.deploy import init, processes
+from fedbuff.deploy.doctor.certificates import check_certificates
+from fedbuff.deploy.doctor.command import examine, parser
+from fedbuff.deploy.doctor.environment import check_environment, check_flower
+from fedbuff.deploy.doctor.folder import check_host
+from fedbuff.deploy.doctor.keys import check_keys
+from fedbuff.deploy.doctor.settings import check_clients, check_deadline, check_disk, check_outcomes
+from fedbuff.deploy.doctor.superlink import check_command, check_superlink
 from fedbuff.deploy.settings import Deployment
 from fedbuff.toml import SettingsError
 
@@ -39,7 +46,7 @@ def levels(findings):
 
 
 def examined(folder):
-    return doctor.examine(folder, {"PATH": "/bin"})
+    return examine(folder, {"PATH": "/bin"})
 
 
 def test_a_new_deployment_is_well(folder):
@@ -144,7 +151,7 @@ def test_it_finds_what_was_broken_and_says_what_to_change(folder, breaks, level,
 def test_two_gateways_with_one_key(folder):
     for name in ("key", "key.pub"):
         copied(f"gateways/gateway-1/{name}", f"gateways/gateway-2/{name}")(folder)
-    assert "gateway-2 has the key of gateway-1" in [f.found for f in doctor.check_keys(folder)]
+    assert "gateway-2 has the key of gateway-1" in [f.found for f in check_keys(folder)]
 
 
 def test_force_heals_most_of_it(folder):
@@ -163,7 +170,7 @@ def test_force_heals_most_of_it(folder):
     [(None, "error"), ("1.40.2", "error"), ("1.41.0", "ok"), ("1.42.0.dev20270101", "ok"), ("2.0.0", "error")],
 )
 def test_versions_of_flower(version, level):
-    assert levels(doctor.check_flower(version)) == {level}
+    assert levels(check_flower(version)) == {level}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +185,9 @@ def test_versions_of_flower(version, level):
     ],
 )
 def test_variables_of_this_shell(made, environ, level, found):
-    assert any(f.level == level and found in f.found for f in doctor.check_environment(made, environ))
-    assert levels(doctor.check_environment(made, {})) == {"ok"}
-    assert levels(doctor.check_environment(made, {"HTTPS_PROXY": "http://proxy", "no_proxy": "127.0.0.1"})) == {"ok"}
+    assert any(f.level == level and found in f.found for f in check_environment(made, environ))
+    assert levels(check_environment(made, {})) == {"ok"}
+    assert levels(check_environment(made, {"HTTPS_PROXY": "http://proxy", "no_proxy": "127.0.0.1"})) == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,7 @@ def test_variables_of_this_shell(made, environ, level, found):
     [(0, {"ok"}), (800, {"ok", "warning"}), (900, {"ok", "error"}), (4000, {"error"}), (-2, {"error"})],
 )
 def test_certificates_end(made, days, found):
-    assert levels(doctor.check_certificates(made, "127.0.0.1", NOW + datetime.timedelta(days=days))) == found
+    assert levels(check_certificates(made, "127.0.0.1", NOW + datetime.timedelta(days=days))) == found
 
 
 @pytest.mark.parametrize(
@@ -207,28 +214,28 @@ def test_a_superlinks_command_without(made, without, level):
     command = processes.superlink_command(made)
     at = command.index(without)
     value = 0 if without in ("--enable-supernode-auth", "fedbuff.deploy.superlink") else 1
-    assert levels(doctor.check_command(command[:at] + command[at + 1 + value :], "here")) == {level}
-    assert levels(doctor.check_command(command, "here")) == {"ok"}
+    assert levels(check_command(command[:at] + command[at + 1 + value :], "here")) == {level}
+    assert levels(check_command(command, "here")) == {"ok"}
 
 
 @pytest.mark.parametrize("database", [":memory:", ":flwr-in-memory:", "sqlite:///:memory:", ""])
 def test_a_database_in_memory(made, database):
-    assert levels(doctor.check_command([*processes.superlink_command(made), f"--database={database}"], "here")) == {"error"}
+    assert levels(check_command([*processes.superlink_command(made), f"--database={database}"], "here")) == {"error"}
 
 
 @pytest.mark.parametrize(("deadline", "level"), [(5, "warning"), (30, "ok"), (600, "ok"), (43_200, "ok"), (50_000, "warning")])
 def test_deadlines(deadline, level):
-    (finding,) = doctor.check_deadline(Deployment(deadline=deadline))
+    (finding,) = check_deadline(Deployment(deadline=deadline))
     assert finding.level == level
     assert ("60 s" in finding.found) == (deadline == 30)
 
 
 def test_trips_that_were_not_back_in_time(folder):
-    assert not list(doctor.check_outcomes(folder, Deployment()))
+    assert not list(check_outcomes(folder, Deployment()))
     (folder / "run").mkdir()
     for late, found in ((1, []), (20, ["warning"])):
         (folder / "run" / "status.json").write_text(json.dumps({"trips": 100, "refused": {"deadline": late}}))
-        assert [f.level for f in doctor.check_outcomes(folder, Deployment())] == found
+        assert [f.level for f in check_outcomes(folder, Deployment())] == found
 
 
 @pytest.mark.parametrize(
@@ -244,15 +251,15 @@ def test_trips_that_were_not_back_in_time(folder):
     ],
 )
 def test_room_for_the_journal(free, trips, keep, level):
-    assert levels(doctor.check_disk(free, 10**6, trips, keep, concurrency=100)) == {level}
+    assert levels(check_disk(free, 10**6, trips, keep, concurrency=100)) == {level}
 
 
 def test_gateways_that_say_themselves_whom_they_stand_for():
-    assert levels(doctor.check_clients(Deployment(), 10)) == {"warning"}
+    assert levels(check_clients(Deployment(), 10)) == {"warning"}
 
 
 def test_a_host_for_others():
-    (finding,) = doctor.check_host("fl.example.org")
+    (finding,) = check_host("fl.example.org")
     assert "nothing else" in finding.found
 
 
@@ -286,14 +293,14 @@ def serving(certificates: Path, answer: bytes):
 )
 def test_a_superlink_that_answers(folder, answer, level):
     port, thread = serving(folder / "certificates", answer)
-    assert levels(doctor.check_superlink(folder, port)) == {level}
+    assert levels(check_superlink(folder, port)) == {level}
     thread.join()
 
 
 def test_somebody_else_who_answers(folder, tmp_path):
     other = init.write_folder(tmp_path / "other", gateways=1, clients_per_gateway=1)
     port, thread = serving(other / "certificates", b"HTTP/1.1 200 OK\r\n\r\n")
-    (finding,) = doctor.check_superlink(folder, port)
+    (finding,) = check_superlink(folder, port)
     thread.join()
     assert finding.level == "error" and "certificate" in finding.found
 
@@ -301,7 +308,7 @@ def test_somebody_else_who_answers(folder, tmp_path):
 def test_a_superlink_that_was_not_restarted(folder):
     port, thread = serving(folder / "certificates", b"HTTP/1.1 200 OK\r\n\r\n")
     init.write_folder(folder, force=True)  # a new certificate
-    (finding,) = doctor.check_superlink(folder, port)
+    (finding,) = check_superlink(folder, port)
     thread.join()
     assert finding.level == "warning" and finding.change == "restart the SuperLink"
 
@@ -309,7 +316,7 @@ def test_a_superlink_that_was_not_restarted(folder):
 def test_nobody_answers(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        (finding,) = doctor.check_superlink(folder, free.getsockname()[1])
+        (finding,) = check_superlink(folder, free.getsockname()[1])
     assert finding.level == "warning" and "nothing answers" in finding.found
 
 
@@ -317,9 +324,9 @@ def test_nobody_answers(folder):
 
 
 def called(*arguments):
-    parser = argparse.ArgumentParser()
-    doctor.parser(parser.add_subparsers())
-    args = parser.parse_args(["doctor", *map(str, arguments)])
+    line = argparse.ArgumentParser()
+    parser(line.add_subparsers())
+    args = line.parse_args(["doctor", *map(str, arguments)])
     args.command(args)
 
 

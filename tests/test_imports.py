@@ -34,11 +34,8 @@ MAY_IMPORT = {
     "presets.py": {"core", "learn"},
     "paper": {
         *("arguments", "bench", "core", "learn", "paper", "presets", "privacy", "report", "settings", "sim", "toml", "tune"),
-        "tune_command",
     },
-    "tune_command.py": {"arguments", "settings", "toml", "tune"},
-    "tune.py": {"core", "presets", "report", "settings", "sim", "toml", "tune_folder"},
-    "tune_folder.py": {"learn", "report", "settings", "toml"},
+    "tune": {"arguments", "core", "learn", "presets", "report", "settings", "sim", "toml", "tune"},
 }
 TIMELINE = ["sim/timeline.py", "sim/clock.py", "sim/availability.py", "core/trips.py"]
 

@@ -160,6 +160,52 @@ def test_batch_norm_is_refused_by_name():
         Flat(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
 
 
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [
+        (torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0])), 3000),
+        (torch.nn.CrossEntropyLoss(ignore_index=1), 3000),
+        (torch.nn.CrossEntropyLoss(), 2100),
+        (torch.nn.CrossEntropyLoss(), 2048),
+        (F.cross_entropy, 2100),
+        (lambda output, label: F.cross_entropy(output, label), 2048),
+        (lambda output, label: F.cross_entropy(output, label.where(label >= 0, -1), ignore_index=-1), 2100),
+    ],
+    ids=["weighed", "another left out", "in the second block", "a block without any", "function", "own", "own, another"],
+)
+def test_labels_that_are_weighed_or_left_out_count_so_in_an_evaluation_of_several_blocks(loss, last):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3000, 3)).astype(np.float32), np.sort(rng.integers(0, 2, 3000))
+    y[last:] = -100
+    task = replace(task_of([some_examples(5)]), loss=loss, evaluate=(x, y))
+    flat, weights = initial_weights(task, 0)
+    flat.load(weights)
+    output, label = flat.module(torch.tensor(x)).detach(), torch.tensor(y)
+    left_out = getattr(loss, "ignore_index", -100)
+    counts = label != left_out
+    expected = {
+        "loss": float(loss(output, label)),
+        "accuracy": float((output.argmax(1) == label)[counts].double().mean()),
+    }
+    assert evaluate(task, flat, weights)["test"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_whole_numbers_that_are_no_classes_all_count():
+    x, y = np.ones((3000, 3), np.float32), np.arange(3000) - 2500
+    loss = lambda output, label: F.mse_loss(output[:, 0], label.float())  # noqa: E731
+    task = fb.Task(model=lambda: torch.nn.Linear(3, 1), loss=loss, clients=[(x, y)], evaluate=(x, y), accuracy=None)
+    flat, weights = initial_weights(task, 0)
+    flat.load(weights)
+    expected = float(loss(flat.module(torch.tensor(x)).detach(), torch.tensor(y)))
+    assert evaluate(task, flat, weights)["test"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_a_rows_labels_only_those_that_count_are_right_or_wrong():
+    found, counts = torch.tensor([[1, 0], [1, 0], [1, 1]]).bool(), torch.tensor([[1, 0], [0, 0], [1, 1]]).bool()
+    assert right(found, 3, counts).tolist() == [1.0, 1.0]
+    assert right(found, 3).tolist() == [0.5, 0.5, 1.0]
+
+
 def test_evaluation_is_loss_and_accuracy_over_all_examples():
     task = task_of([some_examples(2)])
     flat, weights = initial_weights(task, 0)

@@ -47,7 +47,7 @@ from fedbuff.paper.table_lrnorm import WEIGHTINGS
 from fedbuff.paper.tuning import tune_method, within
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
-from fedbuff.tune import between
+from fedbuff.tune.space import between
 
 TINY = replace(
     DIGITS, task={"digits": {"clients": 120, "model": "linear"}}, target=0.3, concurrency=20, trips=600, sweep=(5, 20)

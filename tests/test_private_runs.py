@@ -283,3 +283,19 @@ def test_a_promise_that_can_not_be_kept_is_named_by_its_path():
     for noise in (1e-300, 1e300):
         with pytest.raises(ValueError, match=r"^privacy\.noise_multiplier=1e.300: expected a number >= 1e-100"):
             fb.Privacy(clip=1.0, delta=1e-5, noise_multiplier=noise, max_participations=1).plan(server, 10, server_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "whom"),
+    [
+        (None, "It trusts the server, which sees the updates and adds the noise."),
+        ("plain", "It trusts the server, which sees the updates and adds the noise."),
+        ("helpers", "It trusts the server, which sees the sum of each buffer and adds the noise."),
+        ("enclave", "It trusts the trusted aggregator, which adds the noise"),
+    ],
+)
+def test_epsilon_says_whom_it_trusts(mode, whom, task):
+    pytest.importorskip("cryptography")
+    how = {} if mode is None else {"secure_aggregation": fb.SecureAggregation(mode, clip=0.2)}
+    server = fb.Server(start=fb.refill(10), buffer_size=5)
+    assert whom in run(server, task, PRIVACY, steps=2, **how).summary["privacy"]["limits"]

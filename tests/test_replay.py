@@ -1,8 +1,11 @@
 """A run over a network, once more from its journal: the same bits, whoever was killed on the way."""
 
 import json
+import os
 import random
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,12 @@ from safetensors.numpy import load_file, save_file
 from fedbuff import toml
 from fedbuff.cli import main
 from fedbuff.deploy import journal as journals
+from fedbuff.deploy import serve as serving
 from fedbuff.deploy.journal import read
+from fedbuff.deploy.keep import keep_running
 from fedbuff.deploy.outbox import Outbox, digest
 from fedbuff.deploy.replay import first_difference, replay
-from fedbuff.deploy.serve import serve
+from fedbuff.deploy.serve import Service, serve
 from fedbuff.deploy.settings import ranges
 from fedbuff.deploy.wire import Orders
 from fedbuff.deploy.worker import work_of
@@ -208,8 +213,10 @@ def test_noise_is_replayed_from_the_seed_and_its_key_is_gone_with_the_run(noise,
     else:
         assert main(["replay", str(run)]) == 2
         told = capsys.readouterr().err
-        assert "noise.key, which is deleted when a run ends" in told
+        assert "have one, not private ones that ended" in told
         assert told.count("\n") == 1
+        assert not {"journal", "noise.key"} & {path.name for path in run.iterdir()}
+        assert not any((run / "checkpoint").iterdir())
 
 
 def test_noise_is_replayed_while_its_key_is_there(tmp_path, capsys):
@@ -268,4 +275,149 @@ def test_a_short_journal_is_enough_to_go_on(tmp_path, monkeypatch):
     serve(from_tables(tables), wires.run, wires)
     summary = load(wires.run).summary
     assert summary["server_steps"] == 40
-    assert not (wires.run / "journal" / "00000000.journal").exists()
+    assert not (wires.run / "journal").exists()
+
+
+def test_without_keep_journal_what_a_checkpoint_has_is_deleted(tmp_path):
+    """However small the journal is."""
+    tables = changed(keep_journal=False, checkpoint_every=0.0)
+    wires = Wires(tmp_path, tables)
+    wires.fuse = 60
+    with pytest.raises(Blown):
+        serve(from_tables(tables), wires.run, wires)
+    kept = sorted(path.name for path in (wires.run / "journal").iterdir())
+    assert len(kept) == 1 and kept[0] > "00000003.journal"
+
+
+# ── what was lost ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PRIVATE = {
+    **TABLES,
+    "privacy": {"noise_multiplier": 0.5, "delta": 1e-3, "clip": 1.0, "noise": "secure", "max_participations": 4},
+}
+
+
+def half_way(folder: Path, tables: dict) -> Wires:
+    """A run whose server was killed on the way, with a checkpoint and a journal."""
+    wires = Wires(folder, tables)
+    wires.fuse = 60
+    with pytest.raises(Blown):
+        serve(from_tables(tables), wires.run, wires)
+    wires.fuse = None
+    assert (wires.run / "checkpoint" / "state.safetensors").exists()
+    return wires
+
+
+@pytest.mark.parametrize("tables", [TABLES, PRIVATE], ids=["plain", "private"])
+@pytest.mark.parametrize(
+    ("lose", "complaint"),
+    [
+        (shutil.rmtree, "there is no segment 00000000"),
+        (lambda journal: (journal / "00000000.journal").write_bytes(b""), "shorter than it was"),
+        (lambda journal: os.truncate(journal / "00000000.journal", 30_000), "shorter than it was"),
+    ],
+    ids=["removed", "emptied", "shortened"],
+)
+def test_a_journal_that_a_checkpoint_relies_on_is_missed(lose, complaint, tables, tmp_path):
+    """Else updates that were acknowledged would be gone, and noise that was released would hide other sums."""
+    wires = half_way(tmp_path, tables)
+    lose(wires.run / "journal")
+    before = {path: path.read_bytes() for path in sorted(wires.run.rglob("*.journal"))}
+    with pytest.raises(FolderError, match=complaint):
+        serve(from_tables(tables), wires.run, wires)
+    assert {path: path.read_bytes() for path in sorted(wires.run.rglob("*.journal"))} == before, "it was changed all the same"
+
+
+@pytest.mark.parametrize(
+    ("lost", "complaint"),
+    [(("noise.key", "checkpoint"), "noise.key is missing"), (("journal", "checkpoint"), "begin in a new folder")],
+)
+def test_noise_that_was_used_is_not_used_for_other_sums(lost, complaint, tmp_path):
+    wires = half_way(tmp_path, PRIVATE)
+    for name in lost:
+        path = wires.run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FolderError, match=complaint):
+        serve(from_tables(PRIVATE), wires.run, wires)
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_noticed(tmp_path):
+    wires = half_way(tmp_path, TABLES)
+    checkpoint = wires.run / "checkpoint" / "state.safetensors"
+    data = bytearray(checkpoint.read_bytes())
+    data[-1000] ^= 1
+    checkpoint.write_bytes(data)
+    with pytest.raises(
+        FolderError, match=r"is damaged \(its checksum is another\).*remove it: the run goes on from its journal"
+    ):
+        serve(from_tables(TABLES), wires.run, wires)
+    checkpoint.unlink()
+    serve(from_tables(TABLES), wires.run, wires)
+    assert replay(wires.run).books.server.version == load(wires.run).summary["server_steps"] == 40
+
+
+def test_a_run_ends_when_every_client_has_taken_part_as_often_as_it_may(tmp_path):
+    tables = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "max_participations": 1}, "until": {"server_steps": 1000}}
+    serve_to_the_end(Wires(tmp_path, tables), tables, kills=1)
+    summary = load(tmp_path / "run").summary
+    assert summary["stopped_by"] == "every client has taken part as often as it may: see privacy.max_participations"
+    assert summary["server_steps"] == 60 // 3
+
+
+def test_seconds_that_only_the_journal_knows_of_are_counted(tmp_path):
+    wires = half_way(tmp_path, TABLES)
+    time.sleep(0.5)
+    seconds = [record["time"] for record, _ in read(wires.run / "journal") if "time" in record]
+    (wires.run / "checkpoint" / "state.safetensors").unlink()
+    with ExitStack() as at_the_end:
+        service = Service(from_tables(TABLES), wires.run, at_the_end)
+        assert service._before == seconds[-1] > 0
+
+
+def test_the_status_has_the_epsilon_of_the_newest_version(tmp_path):
+    tables = {**PRIVATE, "evaluate_every": 10_000}
+    half_way(tmp_path, tables)
+    with ExitStack() as at_the_end:
+        service = Service(from_tables(tables), tmp_path / "run", at_the_end)
+        version = service.books.server.version
+        assert version > 0
+        assert service.status().epsilon == service.protection.spent(version) > 0
+
+
+# ── what must not be left ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("by", ["the server", "the keeper"])
+@pytest.mark.parametrize("step", ["forget_key", "tidy"])
+def test_a_private_run_killed_at_its_very_end_leaves_nothing_behind(step, by, tmp_path, monkeypatch):
+    """Between its summary and the deletions."""
+    tables = {**PRIVATE, "until": {"server_steps": 10}}
+    wires = Wires(tmp_path / "d", tables)
+
+    def die(*_):
+        raise Blown
+
+    with monkeypatch.context() as patch, pytest.raises(Blown):
+        patch.setattr(*((folders, "forget_key") if step == "forget_key" else (serving, "tidy")), die)
+        serve(from_tables(tables), wires.run, wires)
+    assert (wires.run / "summary.json").exists()
+    assert any((wires.run / "journal").iterdir())
+    if by == "the server":
+        serve(from_tables(tables), wires.run, wires)
+    else:
+        (tmp_path / "d" / "app").mkdir()
+        (tmp_path / "d" / "app" / "settings.toml").write_text(toml.dumps(tables))
+        (tmp_path / "d" / "deployment.toml").write_text('host = "127.0.0.1"\nport = 1\n')
+        keep_running(tmp_path / "d")
+    assert not {"journal", "noise.key"} & {path.name for path in wires.run.iterdir()}
+    assert not any((wires.run / "checkpoint").iterdir())
+
+
+def test_a_journal_that_lies_elsewhere_is_deleted_there(tmp_path):
+    tables = {**PRIVATE, "until": {"server_steps": 10}}
+    wires = Wires(tmp_path, tables)
+    (tmp_path / "large disk").mkdir()
+    wires.run.mkdir()
+    (wires.run / "journal").symlink_to(tmp_path / "large disk")
+    serve_to_the_end(wires, tables)
+    assert not any((tmp_path / "large disk").iterdir())

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,3 +195,13 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
         run(lambda y: y, resume=True)
     (tmp_path / "run" / "data.json").unlink()
     assert same_arrays(first.trips, run(lambda y: y, resume=True).trips)
+
+
+@pytest.mark.parametrize(("name", "complaint"), [("trips.parquet", "has 60 trips"), ("metrics.jsonl", "does not end with")])
+def test_a_folder_of_two_runs_is_refused(name, complaint, settings_file, fedbuff, tmp_path):
+    fedbuff("run", settings_file, "--set", "until.trips=60", "--out", tmp_path / "one")
+    fedbuff("run", settings_file, "--set", "until.trips=80", "--set", "client.lr=0.01", "--out", tmp_path / "other")
+    fb.load(tmp_path / "one"), fb.load(tmp_path / "other")
+    shutil.copy(tmp_path / "one" / name, tmp_path / "other" / name)
+    with pytest.raises(FolderError, match=rf"{name}: {complaint}.*of another run"):
+        fb.load(tmp_path / "other")

@@ -412,6 +412,9 @@ def test_what_was_written_ahead_is_the_enclave_again():
     for counter in (world.enclave.number, world.enclave.number - 1):  # the counter may lag behind by one
         again = Enclave.restore(world.records, counter, world.policy, attester)
         assert again.state() == world.enclave.state()
+    for counter in (0, world.enclave.number - 2):
+        with pytest.raises(RefusedError, match="the counter was turned back, or lost"):
+            Enclave.restore(world.records, counter, world.policy, attester)
     released = world.enclave.release(0, world.server.serials)
     again = Enclave.restore(world.records[-1:], world.enclave.number, world.policy, attester)
     assert again.state() == world.enclave.state()

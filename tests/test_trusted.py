@@ -301,6 +301,18 @@ def test_a_state_that_can_not_be_read_is_one_line(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [(Path.unlink, "turned back, or lost"), (lambda path: path.write_bytes(b"abc"), "expected 8 bytes, found 3")],
+)
+def test_a_counter_that_is_damaged_or_gone_is_missed(harm, complaint, tmp_path):
+    with TrustedProcess(tmp_path, POLICY) as trusted:
+        fill(trusted)
+    harm(tmp_path / "counter")
+    with pytest.raises(RefusedError, match=complaint):
+        TrustedProcess(tmp_path, POLICY)
+
+
 def test_with_noise_inside_the_server_gets_sum_plus_noise(tmp_path):
     noisy = enclave_policy(LENGTH, BUFFER_SIZE, 1.0, polynomial(0.5), 5, noise_bound=10.0, noise="gaussian")
     code = (

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import time
 import tomllib
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,9 @@ from fedbuff.presets import PRESETS
 from fedbuff.report.files import FolderError
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
-from fedbuff.tune import RANGES, STEPS, between, budget, check_space, cost, lately, space_of, tune, with_values
+from fedbuff.tune.space import RANGES, between, check_space, space_of, with_values
+from fedbuff.tune.study import draw, make_study, tune
+from fedbuff.tune.trial import STEPS, budget, cost, lately
 
 SMALL = {
     "task": {"digits": {"clients": 60, "model": "linear"}},
@@ -86,7 +89,7 @@ def test_a_bad_tune_table_is_a_settings_error_in_one_line(table):
     try:
         space, _ = space_of({"tune": table}, RANGES["narrow"])
     except SettingsError as e:
-        assert str(e).startswith("tune.")
+        assert str(e).startswith(("tune.", "tune = "))
     else:
         assert space
         assert all(isinstance(r, between) or r for r in space.values())
@@ -277,6 +280,25 @@ def test_a_killed_study_goes_on_and_ends_the_same(small, fedbuff, tmp_path):
     assert values(tmp_path / "killed")[:8] == values(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("known", [1, 6])  # in the random beginning of a study, and when the sampler has learned something
+def test_a_study_killed_while_it_drew_values_draws_the_same_ones_anew(tmp_path, known):
+    tune(SMALL, tmp_path / "killed", trials=known)
+    space = space_of(SMALL, RANGES["narrow"])[0]
+    for drawn in range(len(space) + 1):
+        trial = make_study(tmp_path / "killed" / "study.db").ask()
+        draw(trial, dict(islice(space.items(), drawn)))  # and nobody goes on with it
+    assert tune(SMALL, tmp_path / "killed", trials=known + 1)["all"] == tune(SMALL, tmp_path / "w", trials=known + 1)["all"]
+
+
+def test_values_that_were_to_be_tried_first_are_tried_though_the_study_was_killed(tmp_path):
+    first = {"client.lr": 0.5, "algorithm.fedavgm.lr": 2.0, "algorithm.fedavgm.beta": 0.3}
+    tune(SMALL, tmp_path / "study", trials=1)
+    study = make_study(tmp_path / "study" / "study.db")
+    study.enqueue_trial(first)
+    study.ask()
+    assert tune(SMALL, tmp_path / "study", trials=2, first=[first])["all"][1]["values"] == first
+
+
 def finished(database) -> int:
     return counted(database, "COMPLETE", "PRUNED")
 
@@ -294,6 +316,7 @@ def counted(database, *states) -> int:
 
 def test_several_processes_work_on_one_study(small, fedbuff, tmp_path):
     study = json.loads(fedbuff("tune", small, "--trials", 6, "--workers", 2, "--out", "study", "--json").stdout)
+    assert len({json.dumps(trial["values"]) for trial in study["all"]}) == 6, "processes that begin together drew the same"
     assert study["trials"] == 6
     assert study["best"] is not None
 

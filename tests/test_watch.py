@@ -23,6 +23,7 @@ from browser import CHROMIUM, Browser
 from fedbuff.core.trips import FAILED, UNUSED, USED, Trips
 from fedbuff.deploy import logs, status
 from fedbuff.deploy.metrics import exposition
+from fedbuff.deploy.processes import is_alive
 from fedbuff.deploy.serve import serve
 from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.watch import Figures, page_tables, spread, watch
@@ -401,6 +402,16 @@ def test_it_says_whether_a_server_keeps_it_up_to_date(watched, capsys):
     ):
         status_of(place)
         assert expected in capsys.readouterr().out
+
+
+def test_a_process_that_died_and_was_not_reaped_is_not_alive():
+    """Flower's SuperExec does not reap the server that it started."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
+        assert not is_alive(child.pid)
+    assert not is_alive(child.pid)
+    assert is_alive(os.getpid())
+    assert is_alive(1)  # somebody else's, or ours
 
 
 def test_a_mistake_is_one_line(watched, tmp_path):

@@ -15,12 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedbuff import privacy_command, settings, toml, tune_command
+from fedbuff import privacy_command, settings, toml
 from fedbuff.arguments import add_data, add_set, changed
 from fedbuff.bench import command as bench_command
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
-from fedbuff.deploy import doctor, replay
+from fedbuff.deploy import replay
+from fedbuff.deploy.doctor import command as doctor_command
 from fedbuff.paper import command as paper_command
 from fedbuff.presets import PRESETS
 from fedbuff.report.compare import cells, comparison, markdown
@@ -33,6 +34,7 @@ from fedbuff.secagg_demo.command import parser as secagg
 from fedbuff.settings import Settings, from_tables
 from fedbuff.sim.simulation import Status
 from fedbuff.toml import SettingsError, Table
+from fedbuff.tune import command as tune_command
 from fedbuff.version import __version__
 
 
@@ -97,6 +99,8 @@ def compare(args: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     header, body = cells(rows)
+    if len(names := {run.summary["task"] for group in runs.values() for run in group}) > 1:
+        print(f"fedbuff: not the same task: {', '.join(sorted(names))}; their numbers do not compare", file=sys.stderr)
     print_table(header, body, caption=f"mean ± std over seeds {', '.join(map(str, seeds))}")
     if reused:
         print(f"{reused} of {len(experiments)} runs were finished before and not run again; remove {out} to run them anew")
@@ -119,14 +123,19 @@ def timeline(args: argparse.Namespace) -> None:
         if name in tables:
             print(f"fedbuff: [{name}] is left out: whom its limits keep away takes part in this timeline", file=sys.stderr)
     began = time.perf_counter()
-    made = make_timeline(**settings.timeline_arguments(changed(tables, args), args.clients, args.concurrency), trips=args.trips)
+    tables = changed(tables, args)
+    until = tables.get("until")
+    asked = until.get("trips") if isinstance(until, dict) else None
+    trips = next((number for number in (args.trips, asked) if number is not None), 100_000)
+    made = make_timeline(**settings.timeline_arguments(tables, args.clients, args.concurrency), trips=trips)
     s = made.summary() | {"wall_seconds": time.perf_counter() - began}
     if args.out is not None:
         write_trips(args.out, {name: getattr(made, name) for name in made.__dataclass_fields__})
     if args.json:
         print(json.dumps(s, indent=2))
         return
-    print(f"{s['trips']:,} trips, {s['server_steps']:,} server steps, virtual time {s['virtual_time']:.4g}")
+    last = f"virtual time {s['virtual_time']:.4g}, when the last of them started"
+    print(f"{s['trips']:,} trips, each to its end; {s['server_steps']:,} server steps up to {last}")
     if s["staleness_mean"] is not None:
         quantiles = f"median {s['staleness_p50']:g}, 99 % {s['staleness_p99']:g}, max {s['staleness_max']}"
         print(f"  staleness    mean {s['staleness_mean']:.2f}, {quantiles}")
@@ -360,7 +369,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(timeline, "Who trains when and how stale, without training anything.")
     sub.add_argument("settings", type=Path, nargs="?", metavar="SETTINGS.toml")
-    sub.add_argument("--trips", type=int, default=100_000)
+    sub.add_argument("--trips", type=int, help="(until.trips of the settings, or 100,000)")
     sub.add_argument("--concurrency", type=int, help="trips in flight (1000)")
     sub.add_argument("--buffer-size", type=int, help="K (10)")
     sub.add_argument("--clients", type=int, help="how many clients there are (100 times the concurrency)")
@@ -386,7 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     privacy_command.parser(commands)
     secagg(commands)
     deploy_command.parser(commands)
-    doctor.parser(commands)
+    doctor_command.parser(commands)
     replay.parser(commands)
 
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")

@@ -104,9 +104,9 @@ def decode_choice(choices: Mapping[str, Callable[..., Any]], value: Any, path: s
 
 
 def suggest(key: str, allowed: Mapping[str, Any], path: str = "") -> str:
-    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5)
-    hint = f"did you mean {_join(path, near[0])}? " if near else ""
-    return f"{hint}(allowed: {', '.join(allowed)})"
+    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
+    listed = f"allowed: {', '.join(allowed)}"
+    return f"did you mean {_join(path, near[0])}? ({listed})" if near else listed
 
 
 def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:

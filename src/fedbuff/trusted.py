@@ -305,7 +305,10 @@ class Journal:
 
     def _counted(self) -> int:
         path = self._folder / "counter"
-        return int.from_bytes(path.read_bytes(), "big") if path.exists() else 0
+        found = path.read_bytes() if path.exists() else bytes(8)
+        if len(found) != 8:
+            raise RefusedError(f"{path}: expected 8 bytes, found {len(found)}: the counter is damaged")
+        return int.from_bytes(found, "big")
 
     def _is_open(self) -> bool:
         """Whether the file that records are added to is still the journal: no snapshot has replaced it."""

@@ -18,6 +18,7 @@ from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.optimizers import momentum
 from fedbuff.core.staleness import polynomial
 from fedbuff.core.starting import refill
+from fedbuff.learn.evaluate import Part
 from fedbuff.sim.ahead import Ahead, horizon
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.simulation import Simulation
@@ -66,8 +67,8 @@ class Untrained:
             updates[self.met : most, ::1024] = 0.0  # once for every page
             self.met = most
 
-    def evaluate(self, weights: Any, split: str, start: int) -> tuple[float, float, int]:
-        return 0.0, 0, 1
+    def evaluate(self, weights: Any, split: str, start: int) -> Part:
+        return Part(0.0, 1, 0.0, 1)
 
 
 class NoTask:

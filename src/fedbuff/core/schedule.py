@@ -115,8 +115,10 @@ class Schedule:
         return binomial(self._cohorts[self.version], self.clients, self.buffer_size / self.clients)
 
     def exhausted(self) -> bool:
-        """Whether nobody will ever start again: nobody is in flight, and the limits let no client take part."""
-        return self.limits is not None and not self.in_flight and not self.limits.free(self.version).any()
+        """Whether nothing will happen any more: nobody is in flight, no step is due, and the limits let no client take part."""
+        if self.limits is None or self.in_flight or self.full():
+            return False
+        return not self.limits.free(self.version).any()
 
     def _look_again(self, time: float) -> None:
         """Nobody could start: ask for a wake-up, unless clients come by themselves or one is pending."""

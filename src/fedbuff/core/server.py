@@ -270,6 +270,11 @@ class Server:
         return self._begun
 
     @property
+    def exhausted(self) -> bool:
+        """Whether nothing will happen any more, as the limits of its protection let nobody take part again."""
+        return self._book.exhausted()
+
+    @property
     def version(self) -> int:
         """How many server steps were taken."""
         return self._book.version

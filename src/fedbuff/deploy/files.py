@@ -246,7 +246,8 @@ In each terminal first:
 {register}
 
 4. The gateways, once their keys are registered, here or on their own machines. There they need three things, under any path:
-   app/settings.toml, certificates/ca.crt, and their own folder of gateways/:
+   app/settings.toml, certificates/ca.crt, and their own folder of gateways/; and what the task reads, its data or a file of
+   your Python code, under the paths in app/settings.toml:
 
 {gateways}
 

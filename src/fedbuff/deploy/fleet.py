@@ -183,6 +183,10 @@ def patiently(call: Callable[[], T], patience: float = _PATIENCE) -> T:
                 raise RefusedError(f"HTTP {e.response.status_code}: {_reason(e.response)}") from e
             failure: httpx.HTTPError = e
         except httpx.TransportError as e:
+            if "CERTIFICATE_VERIFY_FAILED" in str(e):
+                raise RefusedError(
+                    f"its certificate is not by the authority of --root-certificates, or for its host: {e}"
+                ) from e
             failure = e
         if time.monotonic() + pause > until:
             raise failure

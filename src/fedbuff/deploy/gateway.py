@@ -9,6 +9,8 @@ its own settings.
 """
 
 import logging
+import sqlite3
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +45,7 @@ def gateway(
     if insecure and key is not None:
         raise ValueError("--insecure goes without --key: authentication needs TLS")
     keys = None if key is None else private_key(key)
-    certificates = None if root_certificates is None else root_certificates.read_bytes()
+    certificates = None if root_certificates is None else authority(root_certificates)
     remember = None if folder is None else folder / "node"
     while True:
         try:
@@ -52,6 +54,9 @@ def gateway(
                 _serve(fleet, work)
         except (RefusedError, httpx.HTTPError) as e:  # not registered yet, taken for somebody else, or nobody is there
             log.warning("gateway: %s: %s; trying again", type(e).__name__, e)
+        except sqlite3.OperationalError as e:  # what it can't keep, it must not report
+            hint = "free some space; " if "full" in str(e) or "disk" in str(e) else ""
+            log.warning("gateway: its outbox can't be written: %s; %strying again", e, hint)
         time.sleep(_RECONNECT)
 
 
@@ -81,6 +86,17 @@ def _answer(fleet: Fleet, message: Message, work: Callable[[bytes], bytes]) -> N
     except MalformedError as e:
         answer = Message(Error(_CLIENT_APP_RAISED, str(e)), reply_to=message)
     fleet.answer(message, answer, time.perf_counter() - began)
+
+
+def authority(path: Path) -> bytes:
+    """The certificate of whom the SuperLink's own must be by."""
+    try:
+        found = path.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except OSError as e:
+        why = "not a certificate in PEM format" if isinstance(e, ssl.SSLError) else e.strerror
+        raise ValueError(f"--root-certificates {path}: {why}") from e
+    return found
 
 
 def private_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:

@@ -60,7 +60,8 @@ def run_init(args: argparse.Namespace) -> None:
     names = processes.gateways(folder)
     print(f"{folder}: {len(names)} gateways, SuperLink at {processes.joined(host, port)}")
     if not processes.is_loopback(host):
-        print("  each gateway's machine needs app/settings.toml, certificates/ca.crt and its own folder of gateways/")
+        print("  each gateway's machine needs app/settings.toml, certificates/ca.crt and its own folder of gateways/,")
+        print("  and what the task reads, its data or a Python file of yours, under the paths in app/settings.toml")
     print(f"what to start, in which order: {folder / 'README.md'}")
     print(f"check it at any time: fedbuff doctor {shlex.quote(str(args.folder))}")
 

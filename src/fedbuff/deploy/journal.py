@@ -38,16 +38,18 @@ class Position(NamedTuple):
 class Journal:
     """Open for writing, by one process; goes on after the last whole record."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # updates are in it
+    def __init__(self, folder: Path, since: Position = Position()) -> None:
+        """Open it, if it reaches as far as `since`, up to which somebody relies on it; else nothing is changed."""
+        segments = _following(folder, since) if since != Position() else _segments(folder)
         self.folder = folder
-        segments = _segments(folder)
         self._segment = segments[-1] if segments else 0
         path = _path(folder, self._segment)
-        if path.exists():
-            whole = _whole(path)
-            if whole < path.stat().st_size:
-                os.truncate(path, whole)
+        whole = _whole(path) if path.exists() else 0
+        if since.segment == self._segment and whole < since.offset:
+            raise _short(path)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # updates are in it
+        if path.exists() and whole < path.stat().st_size:
+            os.truncate(path, whole)
         self._file = path.open("ab")
         _sync_folder(folder)
 
@@ -55,6 +57,9 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     @property
@@ -73,9 +78,9 @@ class Journal:
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
-    def rotate(self) -> None:
-        """Begin a new segment if this one is large."""
-        if self._file.tell() < _SEGMENT:
+    def rotate(self, always: bool = False) -> None:
+        """Begin a new segment if this one is large, or not empty and that is wanted."""
+        if self._file.tell() < (1 if always else _SEGMENT):
             return
         self.commit()
         self._file.close()
@@ -92,12 +97,7 @@ class Journal:
 
 def read(folder: Path, since: Position = Position()) -> Iterator[tuple[Facts, bytes]]:
     """Every whole record after a position; what is cut short at the very end was never committed, and is left out."""
-    segments = [segment for segment in _segments(folder) if segment >= since.segment]
-    missing = next(segment for segment in count(since.segment) if segment not in segments)
-    if missing <= max(segments, default=missing):
-        raise FolderError(f"{folder}: there is no segment {missing:08d} of the journal; was it deleted?")
-    if _path(folder, since.segment).stat().st_size < since.offset:
-        raise FolderError(f"{_path(folder, since.segment)}: shorter than it was; restore the file from a copy")
+    segments = _following(folder, since)
     for segment in segments:
         yield from _records(_path(folder, segment), since.offset if segment == since.segment else 0, segment == segments[-1])
 
@@ -137,6 +137,21 @@ def _places(path: Path, at: int, last: bool) -> Iterator[tuple[int, int, int, in
             if torn and last:
                 return
             raise _damaged(path, at)
+
+
+def _following(folder: Path, since: Position) -> list[int]:
+    """The segments from a position on, all of them."""
+    segments = [segment for segment in _segments(folder) if segment >= since.segment]
+    missing = next(segment for segment in count(since.segment) if segment not in segments)
+    if missing <= max(segments, default=missing):
+        raise FolderError(f"{folder}: there is no segment {missing:08d} of the journal; was it deleted? Restore it from a copy")
+    if _path(folder, since.segment).stat().st_size < since.offset:
+        raise _short(_path(folder, since.segment))
+    return segments
+
+
+def _short(path: Path) -> FolderError:
+    return FolderError(f"{path}: shorter than it was; restore the file from a copy")
 
 
 def _damaged(path: Path, at: int) -> FolderError:

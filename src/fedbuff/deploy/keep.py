@@ -7,7 +7,6 @@ It may be killed and started again itself: a run that is on its way is found, an
 
 import json
 import logging
-import os
 import platform
 import subprocess
 import time
@@ -15,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbuff.deploy import processes
+from fedbuff.deploy.tidy import tidy
+from fedbuff.report.files import FolderError, lock
+from fedbuff.settings import from_tables, read
 from fedbuff.toml import SettingsError
 
 log = logging.getLogger("fedbuff.deploy")
 _SOON, _OFTEN = 60.0, 5  # a run that fails so soon (seconds), so often in a row, will not get well by itself
+_LEAVING = 60  # seconds that a server may take to leave when its run is finished
 _ANSWER = 120.0  # seconds that a `flwr` command may take
 Answer = dict[str, Any]
 
@@ -60,7 +63,22 @@ def keep_running(folder: Path, every: float = 15.0) -> None:
         _register(folder)
         ours, since, seen = _submit(folder) or "", time.monotonic(), time.time()
         _wait(summary, every)
+    _tidy(folder)
     log.info("finished: %s", summary)
+
+
+def _tidy(folder: Path) -> None:
+    """Once the server is gone: it may have been killed before it could do so itself."""
+    run = processes.run_folder(folder)
+    for _ in range(_LEAVING):
+        try:
+            with lock(run):
+                tidy(from_tables(read(processes.settings_file(folder))), run)
+            return
+        except (FolderError, SettingsError) as e:
+            problem = e
+        time.sleep(1.0)
+    log.warning("%s", problem)
 
 
 def missing_keys(folder: Path) -> list[str] | None:
@@ -151,12 +169,9 @@ def _died(run: Path, since: float) -> bool:
         found = json.loads(file.read_text(encoding="utf-8"))
         if file.stat().st_mtime < since or found["state"] not in ("running", "draining") or found["host"] != platform.node():
             return False
-        os.kill(found["pid"], 0)
-    except ProcessLookupError:
-        return True
+        return not processes.is_alive(found["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return False
 
 
 def _wait(file: Path, seconds: float) -> None:

@@ -52,6 +52,21 @@ def run_folder(folder: Path) -> Path:
     return folder / "run"
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process on this machine, as far as one can tell; not one that is dead and was not reaped yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return True  # no Linux
+    return state not in (b"Z", b"X")
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach it.
 

@@ -107,7 +107,10 @@ def journal_of(path: Path) -> Path:
     """The journal of a run folder, or the folder itself if it is one; FolderError if it can't be replayed."""
     folder = path / "journal" if (path / "journal").is_dir() else path
     if not folder.is_dir() or not any(folder.glob("*.journal")):
-        raise FolderError(f"{path}: there is no journal; only runs over a network (`fedbuff deploy`) have one")
+        raise FolderError(
+            f"{path}: there is no journal; only runs over a network (`fedbuff deploy`) have one, not private ones that ended, "
+            "nor those with deploy.keep_journal = false"
+        )
     if not (folder / "00000000.journal").exists():
         raise FolderError(f"{folder}: its beginning was deleted (deploy.keep_journal = false), so it can't be replayed")
     return folder

@@ -26,9 +26,11 @@ from fedbuff.deploy.books import Books, Present
 from fedbuff.deploy.dispatch import Dispatch
 from fedbuff.deploy.journal import Journal, Position, read
 from fedbuff.deploy.settings import Deployment
+from fedbuff.deploy.tidy import tidy
 from fedbuff.deploy.transport import Transport
 from fedbuff.deploy.vault import vault
 from fedbuff.learn.client import LocalSGD
+from fedbuff.report.files import FolderError
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import Run, load, summarise
 from fedbuff.settings import Settings
@@ -47,6 +49,7 @@ def serve(
     with ExitStack() as at_the_end:
         service = Service(settings, folder, at_the_end)
         if service.folder.finished:
+            tidy(settings, folder)  # it was killed right before
             return load(folder)
         service.go(transport, follow)
         return service.finish()
@@ -87,13 +90,16 @@ class Service:
         self._evaluator = at_the_end.enter_context(ThreadPoolExecutor(1, "evaluation"))
         self._evaluation: tuple[dict[str, Any], Future[dict[str, dict[str, float]]]] | None = None
         self.books, self.protection, self.last_step = opened(settings, self.weights, len(self.task.clients), self.folder)
-        self.journal = at_the_end.enter_context(Journal(path / "journal"))
+        kept = self.folder.last_checkpoint()
+        since = Position() if kept is None else Position(*kept[1]["position"])
+        self.journal = at_the_end.enter_context(Journal(path / "journal", since))
         self.metrics: list[dict[str, Any]] = []
         self.reached: dict[str, Any] | None = None
         self.stopped: str | None = None
         self._evaluated = -1
         self._before = 0.0
-        self.job = self._restore()
+        self._spent: tuple[int, float | None] = (-1, None)  # a version, and its epsilon
+        self.job = self._restore(kept, since)
         self._began = time.monotonic()
         sgd = digest_of(settings.client, settings.seed, len(self.weights))
         secure, held = settings.secure_aggregation, None
@@ -105,16 +111,14 @@ class Service:
 
     # ── from the folder ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _restore(self) -> str:
-        """Everything as it was when the last process ended, however it ended."""
-        kept = self.folder.last_checkpoint()
-        since, job = Position(), ""
+    def _restore(self, kept: tuple[dict[str, Any], dict[str, Any]] | None, since: Position) -> str:
+        """Everything as it was when the last process ended, however it ended: a checkpoint, and the journal since then."""
+        job = ""
         if kept is not None:
             arrays, facts = kept
             self.books.restore(arrays, facts["books"])
             self.metrics, self.reached, self.stopped = facts["metrics"], facts["reached"], facts["stopped"]
-            since, job = Position(*facts["position"]), facts["job"]
-            self._before = facts["wall_seconds"]
+            job, self._before = facts["job"], facts["wall_seconds"]
         count = 0
         if self.journal.position != Position():
             for record, blob in read(self.journal.folder, since):
@@ -123,6 +127,10 @@ class Service:
                     continue
                 self.books.apply(record, blob)
                 count += 1
+        self._before = max(self._before, self.books.time)  # what the journal knows of, and the checkpoint not yet
+        if not job and self.protection is not None and (self.folder.path / "metrics.jsonl").exists():
+            where = self.folder.path
+            raise FolderError(f"{where}: its journal and checkpoint are gone, and its noise was used: begin in a new folder")
         if not job:
             job = os.urandom(8).hex()
             header = {"kind": "header", "format": 1, "job": job, "dtype": str(self.weights.dtype), "settings": self.tables}
@@ -135,7 +143,7 @@ class Service:
         return job
 
     def checkpoint(self) -> None:
-        self.journal.rotate()
+        self.journal.rotate(always=not self.deployment.keep_journal)
         arrays, facts = self.books.state()
         self.folder.checkpoint(
             arrays,
@@ -239,6 +247,8 @@ class Service:
             return f"reached {u.server_steps:,} server steps"
         if self.last_step is not None and version >= self.last_step:
             return f"reached {self.last_step:,} server steps, the horizon of its privacy"
+        if self.protection is not None and self.books.server.begun and self.books.server.exhausted:
+            return str(self.protection.limits.ended(self.books.server.buffer_size))
         if u.virtual_time is not None and self.books.time >= u.virtual_time:
             return f"reached {u.virtual_time:g} seconds"
         return None
@@ -314,8 +324,15 @@ class Service:
             self.metrics,
             partial(trips.arrays, ended=trips.ended),
             self.stopped,
-            self.metrics[-1].get("epsilon") if self.metrics else None,
+            self.epsilon(),
         )
+
+    def epsilon(self) -> float | None:
+        """What the newest version has spent."""
+        version = self.books.server.version
+        if self.protection is not None and self._spent[0] != version:
+            self._spent = version, self.protection.spent(version)
+        return self._spent[1]
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -329,12 +346,15 @@ class Service:
         summary, trips = self.summary(), self.books.trips.arrays()
         weights = self.flat.named(np.array(self.books.server.weights))
         self.folder.finish(trips, weights, self.metrics, summary)
+        self.journal.close()
+        tidy(self.settings, self.folder.path)
         return Run(summary, self.metrics, trips, self.tables, weights, self.folder.path)
 
     def summary(self) -> dict[str, Any]:
         from fedbuff.sim.memory import own_peak_mb
 
-        version = self.books.server.version
+        version, secure = self.books.server.version, self.settings.secure_aggregation
+        hidden = secure is not None and secure.mode != "plain"
         return {
             "algorithm": self.settings.name,
             "task": self.task.name,
@@ -349,7 +369,7 @@ class Service:
                 metrics=self.metrics[-len(self.task.splits) :],
                 target=self.target,
                 reached=self.reached,
-                privacy=self.protection.describe(version) if self.protection else None,
+                privacy=self.protection.describe(version, "sums" if hidden else "updates") if self.protection else None,
             ),
             "refused": dict(self.books.counts.refused),
             "strikes": dict(self.books.counts.strikes),

@@ -6,7 +6,6 @@ that is up, one that was killed, and one that has finished, and says which it is
 
 import argparse
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbuff.deploy.logs import printable
+from fedbuff.deploy.processes import is_alive, run_folder
 from fedbuff.report.files import FolderError
 from fedbuff.report.terminal import console
 
@@ -75,6 +75,8 @@ def read(folder: Path) -> Facts:
     except FileNotFoundError as e:
         if (folder / "summary.json").is_file():
             raise FolderError(f"{folder} is a finished run without a {FILE}: `fedbuff show {folder}`") from e
+        if (folder / "deployment.toml").is_file() and (run_folder(folder) / FILE).is_file():
+            return read(run_folder(folder))
         raise FolderError(f"{folder} has no {FILE}: give the folder of a run that is, or was, served") from e
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise FolderError(f"can't read {folder / FILE}: {getattr(e, 'strerror', None) or e}; the server writes it anew") from e
@@ -87,15 +89,7 @@ def read(folder: Path) -> Facts:
 
 def _gone(facts: Facts) -> bool:
     """Whether the server's process is no more, as far as one can tell from here."""
-    if facts["host"] != platform.node():
-        return False
-    try:
-        os.kill(facts["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+    return facts["host"] == platform.node() and not is_alive(facts["pid"])
 
 
 # ── as text ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,10 +131,11 @@ def summary(facts: Facts) -> list[tuple[str, str]]:
     pace = facts["trips_per_second"]
     active = f"{facts['in_flight']:,}" + (f" of {facts['concurrency']:,}" if facts["concurrency"] is not None else "")
     clients, evaluated = facts["clients"], facts["evaluation"]
+    over = " when it ended" if facts["state"] == "finished" else ""
     found = [
         ("version", f"{facts['version']:,}"),
         ("buffer", f"{facts['buffer']['fill']:,} of {facts['buffer']['size']:,} updates"),
-        ("active trips", active),
+        ("active trips", f"{active}{over}"),
         (
             "trips",
             f"{facts['trips']:,} ended"
@@ -148,7 +143,7 @@ def summary(facts: Facts) -> list[tuple[str, str]]:
             + (f", {pace:,.1f}/s" if pace is not None else ""),
         ),
         ("staleness", _staleness(facts)),
-        ("clients", f"{clients['online']:,} of {clients['all']:,} online"),
+        ("clients", f"{clients['online']:,} of {clients['all']:,} online{over}"),
     ]
     for split, metrics in (evaluated["splits"] if evaluated else {}).items():
         values = ", ".join(f"{name} {'–' if value is None else format(value, '.4g')}" for name, value in metrics.items())
@@ -196,7 +191,8 @@ def gateways(facts: Facts) -> Sheet:
     ]
     there = sum(g["online"] for g in ordered)
     header = ["gateway", "", "clients", "messages out", "trips queued", "last heard", "problem"]
-    return header, body, f"{there:,} of {len(ordered):,} gateways online" + _left_out(len(ordered))
+    over = " when it ended" if facts["state"] == "finished" else ""
+    return header, body, f"{there:,} of {len(ordered):,} gateways online{over}" + _left_out(len(ordered))
 
 
 def refused(facts: Facts) -> Sheet:

@@ -85,6 +85,15 @@ def norms(updates: Matrix) -> Vector:
     return np.sqrt(squares)
 
 
+def is_known(loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    """Whether it is one of torch's losses, whose mean over rows is known, or one of somebody's own."""
+    return _is_cross_entropy(loss) or loss in _KNOWN_LOSSES
+
+
+def _is_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    return loss is F.cross_entropy or (type(loss) is nn.CrossEntropyLoss and loss.reduction == "mean")
+
+
 def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
     """The loss as a function that gives one number for each row, and how much its labels count there if not one.
 
@@ -112,10 +121,8 @@ def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
             counted = counted * weight[label.where(counted, 0)]
         return each.reshape(len(each), -1).sum(1), counted.reshape(len(each), -1).sum(1)
 
-    if loss is F.cross_entropy:
-        return partial(cross_entropy, nn.CrossEntropyLoss())
-    if type(loss) is nn.CrossEntropyLoss and loss.reduction == "mean":
-        return partial(cross_entropy, loss)
+    if _is_cross_entropy(loss):
+        return partial(cross_entropy, loss if isinstance(loss, nn.CrossEntropyLoss) else nn.CrossEntropyLoss())
     return known if loss in _KNOWN_LOSSES else by_vmap
 
 
@@ -129,7 +136,7 @@ class Together:
         flat.buffers.reset()
         self.module, self.current = twin_of(flat, device)
         self.module.train()
-        self.loss = row_losses(task.loss)
+        self.loss, self.own = row_losses(task.loss), not is_known(task.loss)
         self.dtype = flat.weights().dtype
         self.buffers = Buffers(self.module)
         sizes = [p.numel() for p in flat.parameters.values()]
@@ -266,10 +273,16 @@ class Together:
     def gradients(self, step: Step, x: Tensor, label: Tensor, scale: Tensor, sizes: list[int]) -> None:
         """Fill the step's gradient with that of each client's mean loss, times its scale."""
         self.current.step = step
-        n = torch.tensor(sizes, device=self.device)
-        each, counted = self.loss(self.module(x), label)
-        total = n if counted is None else torch.stack([part.sum() for part in torch.split(counted, sizes)])
-        (each * (scale / total).repeat_interleave(n, output_size=len(label))).sum().backward()  # type: ignore[no-untyped-call]
+        n, output = torch.tensor(sizes, device=self.device), self.module(x)
+        if self.own and not label.is_floating_point() and int(label.min()) < 0:
+            # labels below 0 may be left out of the mean, and a loss of one's own does not say so: client by client
+            pairs = zip(torch.split(output, sizes), torch.split(label, sizes), strict=True)
+            losses = torch.stack([self.task.loss(*pair) for pair in pairs]) * scale
+        else:
+            each, counted = self.loss(output, label)
+            total = n if counted is None else torch.stack([part.sum() for part in torch.split(counted, sizes)])
+            losses = each * (scale / total).repeat_interleave(n, output_size=len(label))
+        losses.sum().backward()  # type: ignore[no-untyped-call]
         for offset, size in self.parameters:
             if offset not in step.written:
                 step.gradient[list(step.places), offset : offset + size] = 0

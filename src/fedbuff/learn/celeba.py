@@ -56,7 +56,7 @@ def read_attribute(path: Path, attribute: str = "Smiling") -> dict[str, bool]:
     lines = _lines(path)
     (_, count), (_, header) = next(lines, (1, "")), next(lines, (2, ""))
     names = header.split()
-    if not count.strip().isdecimal() or attribute not in names:
+    if not count.strip().isdecimal() or len(count.strip()) > 9 or attribute not in names:
         raise ValueError(
             f"{path}: expected the number of images and the names of attributes with {attribute} among them, "
             f"found {count[:20]!r} and {header[:40]!r}"

@@ -126,7 +126,8 @@ def read_batch(data: bytes, where: str) -> Batch:
         if left := len(data) - file.tell():
             raise ValueError(f"{left:,} bytes follow its end")
     except Exception as e:  # a damaged pickle can raise nearly anything
-        raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({one_line(e)}); get it again from {SOURCE}") from e
+        why = f"{one_line(e)} is no beginning of one" if isinstance(e, KeyError) else one_line(e)
+        raise _RefusedError(f"{where}: not a whole pickle of CIFAR-10 ({why}); get it again from {SOURCE}") from e
     if not isinstance(found, dict):
         raise _RefusedError(f"{where}: expected a dictionary with data and labels, found a {type(found).__name__}")
     names = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}

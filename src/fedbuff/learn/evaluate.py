@@ -1,10 +1,12 @@
 """Evaluation of a version on held-out examples, a block of rows at a time so that it can be shared out."""
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import CrossEntropyLoss
+from torch.nn import CrossEntropyLoss, NLLLoss
 from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
@@ -17,9 +19,18 @@ ROWS = 2048
 Outputs = Callable[[Vector, Tensor], Tensor]  # what the model with these weights says of these rows
 
 
+class Part(NamedTuple):
+    """What was found on some rows: two sums, and what each is to be divided by."""
+
+    loss: float
+    counted: float
+    right: float
+    rows: int
+
+
 def evaluate(task: Task, flat: Flat, weights: Vector) -> dict[str, dict[str, float]]:
     """Loss and accuracy on every split, here and now; the accuracy is left out where the task has none."""
-    found: dict[str, list[tuple[float, float, int]]] = {}
+    found: dict[str, list[Part]] = {}
     for split, start in blocks(task):
         found.setdefault(split, []).append(evaluate_rows(task, flat, weights, split, start, plain(flat)))
     return {split: combine(parts, task.accuracy is not None) for split, parts in found.items()}
@@ -30,17 +41,40 @@ def blocks(task: Task) -> list[tuple[str, int]]:
     return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), ROWS)]
 
 
-def evaluate_rows(
-    task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs
-) -> tuple[float, float, int]:
-    """On the `ROWS` examples of a split from `start` on: the sum of losses, how many are right, how many there are."""
+def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs) -> Part:
+    """On the `ROWS` examples of a split from `start` on."""
     inputs, labels = task.splits[split]
     x, y = (as_tensor(part[start : start + ROWS], like=flat.vector) for part in (inputs, labels))
     with torch.no_grad(), default_generator() as generator:
         generator.manual_seed(start)  # for a model that draws though it is evaluated: the same in every process
         output = outputs(weights, x)
-        loss = float(task.loss(output, y)) * len(y)
-        return loss, float(right(_judged(task, output, y), len(y)).sum()) if task.accuracy else 0.0, len(y)
+        counts = _counts(task, output, y)
+        counted = _counted(task, y, counts)
+        loss = float(task.loss(output, y)) * counted if counted else 0.0
+        if task.accuracy is None:
+            return Part(loss, counted, 0.0, len(y))
+        judged = right(_judged(task, output, y), len(y), counts if task.accuracy is most_likely else None)
+        return Part(loss, counted, float(judged.sum()), len(judged))
+
+
+def _counts(task: Task, output: Tensor, label: Tensor) -> Tensor | None:
+    """Which labels the loss does not leave out: of classes, those that torch is told to, or numbers below 0; None: none."""
+    if label.is_floating_point():
+        return None
+    if isinstance(task.loss, CrossEntropyLoss | NLLLoss):
+        return label != task.loss.ignore_index
+    of_classes = output.ndim == label.ndim + 1 and max(output.shape[1], output.shape[-1]) > 1
+    return label >= 0 if of_classes else None
+
+
+def _counted(task: Task, label: Tensor, counts: Tensor | None) -> float:
+    """By what the mean loss of these rows is to be multiplied: their number, unless labels are left out of it, or weighed."""
+    if counts is None:
+        return len(label)
+    if isinstance(task.loss, CrossEntropyLoss | NLLLoss) and task.loss.weight is not None:
+        weight = task.loss.weight.to(label.device)
+        return float((counts * weight[label.where(counts, 0)]).double().sum())
+    return len(label) * float(counts.sum()) / label.numel()
 
 
 def _judged(task: Task, output: Tensor, label: Tensor) -> Tensor:
@@ -52,12 +86,16 @@ def _judged(task: Task, output: Tensor, label: Tensor) -> Tensor:
     return task.accuracy(output, label)
 
 
-def right(found: Tensor, rows: int) -> Tensor:
-    """How right each row is, from 0 to 1: of several labels that a row has, the mean."""
+def right(found: Tensor, rows: int, counts: Tensor | None = None) -> Tensor:
+    """How right each row is, from 0 to 1: of several labels that a row has, the mean; of those that count, if that is said."""
     if not isinstance(found, Tensor) or found.shape[:1] != (rows,):
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"accuracy: expected right or wrong for each of {rows} examples, got {what}")
-    return found.reshape(rows, -1).double().mean(1)
+    found = found.reshape(rows, -1).double()
+    if counts is None or bool(counts.all()):
+        return found.mean(1)
+    counts = counts.reshape(rows, -1)
+    return ((found * counts).sum(1) / counts.sum(1))[counts.any(1)]
 
 
 def plain(flat: Flat) -> Outputs:
@@ -72,7 +110,7 @@ def plain(flat: Flat) -> Outputs:
     return outputs
 
 
-def combine(parts: list[tuple[float, float, int]], accuracy: bool) -> dict[str, float]:
+def combine(parts: list[Part], accuracy: bool) -> dict[str, float]:
     """Loss and accuracy over blocks, summed in their order."""
-    loss, right, rows = (sum(part) for part in zip(*parts, strict=True))
-    return {"loss": loss / rows} | ({"accuracy": right / rows} if accuracy else {})
+    loss, counted, right, rows = (sum(part) for part in zip(*parts, strict=True))
+    return {"loss": loss / counted if counted else math.nan} | ({"accuracy": right / rows if rows else 0.0} if accuracy else {})

@@ -1,6 +1,6 @@
 """Hugging Face `datasets` as arrays: any object with `column_names`, `len`, and `with_format("numpy")[:]` as theirs have."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from fedbuff.learn.folder import one_line
 from fedbuff.learn.partition import by_key
+
+_WHITE = {"u1": 255, "u2": 65_535, "i4": 65_535}  # the brightest that images of these numbers can be
 
 
 def from_disk(folder: str, argument: str) -> Any:
@@ -61,6 +63,8 @@ def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
     if by not in dataset.column_names:
         raise ValueError(f"by={by!r}: no such column; there are {', '.join(dataset.column_names)}")
     keys = list(np.asarray(read(dataset, f"by={by!r}")[by]))
+    if nobody := sum(isinstance(key, float | np.floating) and bool(np.isnan(key)) for key in keys):
+        raise ValueError(f"by={by!r}: {nobody:,} of {len(keys):,} examples have none (NaN); leave them out, or name somebody")
     try:
         return by_key(keys)
     except TypeError as e:  # lists have no hash
@@ -93,6 +97,28 @@ def columns(dataset: Any, inputs: str, label: str, where: str) -> tuple[NDArray[
         )
     if y.min() < 0:
         raise ValueError(f"{where}: expected labels from 0 on, found {y.min()} in {label}")
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x = (x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)) / 255
+    if x.ndim in (3, 4) and (x.dtype == np.uint8 or type(_feature(dataset, inputs)).__name__ == "Image"):
+        x = (x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)) / _WHITE.get(x.dtype.str[1:], 1)
     return x.astype(np.float32), y.astype(np.int64)
+
+
+def check_names(parts: Sequence[tuple[str, Any]], label: str) -> None:
+    """Classes that have names have the same ones in all datasets, in the same order: labels are their numbers."""
+    first, expected = "", None
+    for where, dataset in parts:
+        names = getattr(_feature(dataset, label), "names", None)
+        if expected is None:
+            first, expected = where, names
+        elif names is not None and names != expected:
+            raise ValueError(
+                f"{where}: its classes are {_some(names)}, those of {first} {_some(expected)}; "
+                f"give them the same numbers, e.g. by cast_column({label!r}, …features[{label!r}])"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:5])) + (" …" if len(names) > 5 else "")
+
+
+def _feature(dataset: Any, column: str) -> Any:
+    return (getattr(dataset, "features", None) or {}).get(column)

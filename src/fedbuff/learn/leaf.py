@@ -1,6 +1,7 @@
 """LEAF's JSON folders: `train/*.json` and `test/*.json`, each with "users" and "user_data": {user: {"x": …, "y": …}}."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def read_split(files: list[Path]) -> list[Part]:
                 raise ValueError(f"{where} is listed in {listed[user].name} already; expected every user once")
             listed[user] = file
             x, y = _read_examples(held, where)
-            if count is not None and count != len(y):
-                raise ValueError(f"{where}: expected {one_line(count)} examples, as num_samples says, found {len(y)}")
+            if count is not None and (count != len(y) or isinstance(count, bool)):
+                raise ValueError(f"{where}: expected {one_line(repr(count))} examples, as num_samples says, found {len(y)}")
             if len(y):
                 parts.append((where, x, y))
     if not parts:
@@ -60,10 +61,19 @@ def read_split(files: list[Path]) -> list[Part]:
     return parts
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys may be there once: Python's own reader takes the last of them."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{one_line(twice)} is there twice")
+    return found
+
+
 def _read_users(file: Path) -> Iterator[tuple[str, Any, Any]]:
     """Name, examples, and how many they are if the file says so, of every user."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8-sig"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{file}: not readable as JSON: {e}") from e
     match data:

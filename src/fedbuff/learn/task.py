@@ -29,7 +29,7 @@ def most_likely(output: "torch.Tensor", label: "torch.Tensor") -> "torch.Tensor"
     return (output.reshape(label.shape) > 0) == (label > 0.5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """What is learned, by whom, and how it is judged.
 
@@ -72,6 +72,10 @@ class Task:
         if isinstance(self.clients, list | tuple):
             for client, examples in enumerate(self.clients):
                 _check_examples(examples, "clients[{}]", client)
+
+    def __repr__(self) -> str:
+        held_out = ", ".join(f"{len(labels):,} examples in {split!r}" for split, (_, labels) in self.splits.items())
+        return f"<task {self.name}: {len(self.clients):,} clients, evaluated on {held_out}>"
 
     @property
     def splits(self) -> Mapping[str, Examples]:

@@ -277,6 +277,7 @@ def hugging_face(
     for where, part in parts:
         partitions.check_dataset(part, where)
     _, first = parts[0]
+    partitions.check_names(parts, label)
     inputs = inputs or partitions.input_column(first.column_names, label, by)
     found = [(where, *partitions.columns(part, inputs, label, where)) for where, part in parts]
     check_inputs(found)

@@ -79,6 +79,13 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
             return None
     except Exception as error:
         return f"training several trips at once failed with {type(error).__name__}: {error}"
+    repeated = one_at_a_time(task, short, seed, flat)(jobs)
+    flat.load(weights)
+    if not np.array_equal(repeated, expected):
+        return (
+            "the model gives other updates each time that it is trained, as it draws random numbers that are not torch's or "
+            "remembers something: no two runs will be the same"
+        )
     return (
         "training several trips at once gave other updates than one at a time: the model mixes rows of a batch or draws "
         "random numbers itself, or the loss is not a mean over rows"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedbuff.core.versions import Vector
 from fedbuff.learn.batched import Together, batched
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.evaluate import Outputs, evaluate_rows, plain
+from fedbuff.learn.evaluate import Outputs, Part, evaluate_rows, plain
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.kernels import trim_allocator, tune_allocator
 from fedbuff.learn.local import Job, Matrix, Train, initial_weights, one_at_a_time
@@ -50,7 +50,7 @@ class Trainer:
         """Whether a chunk of trips is one call of a kernel, and small chunks hardly cost more than large ones."""
         return isinstance(self.trips, Small) or (isinstance(self.trips, Together) and self.trips.whole is not None)
 
-    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
+    def evaluate(self, weights: Vector, split: str, start: int) -> Part:
         """The sum of losses, how many are right, and how many there are, among the rows of one block."""
         return evaluate_rows(self.task, self.flat, weights, split, start, self.outputs)
 

@@ -12,7 +12,7 @@ from fedbuff.arguments import add_data, check_positive, say_to
 from fedbuff.report.files import write_text
 from fedbuff.report.terminal import print_table
 from fedbuff.toml import SettingsError, Table
-from fedbuff.tune_command import add_tuning, print_study
+from fedbuff.tune.command import add_tuning, print_study
 
 
 def parser(commands: Any) -> None:

@@ -90,5 +90,6 @@ HEAD = """# The paper and ours, side by side
 *Made by `fedbuff paper report` from [results/paper](../results/paper); don't edit it. [How to run it](reproduce.md).*
 
 Nguyen et al., *Federated Learning with Buffered Asynchronous Aggregation*, AISTATS 2022. A number in "paper" is theirs, "ours"
-was computed by the command below its table. "> 600" means that the target was not reached in so many. Where ours differs by
-more than 30 %, or comes in another order, a sentence says why we think it does; **unexplained** means that we can't say yet."""
+was computed by the command below its table. "> 600" means that not every seed reached the target, and that their mean is more
+than that. Where ours, to the paper's target and not on a stand-in, differs by more than 30 %, or comes in another order, a
+sentence says why we think it does; **unexplained** means that we can't say yet."""

@@ -15,7 +15,8 @@ from fedbuff.paper import methods
 from fedbuff.paper.datasets import Dataset, aiming
 from fedbuff.report.files import write_text
 from fedbuff.toml import SettingsError, Table
-from fedbuff.tune import RANGES, between, space_of, tune
+from fedbuff.tune.space import RANGES, between, space_of
+from fedbuff.tune.study import tune
 
 SEED = 100  # this and the next are none of those that the tables use
 

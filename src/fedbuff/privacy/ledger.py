@@ -66,6 +66,12 @@ class Ledger:
         """How many clients have not taken part as often as they may."""
         return len(self._times) if self.max_participations is None else int((self._times < self.max_participations).sum())
 
+    def ended(self, step_size: int) -> str:
+        """Why nobody may take part any more, in a run whose server steps take so many updates: a sentence."""
+        if self.min_separation > 1 and self.left() >= max(step_size, 1):
+            return "too few clients: nobody may take part again so soon, see privacy.min_separation"
+        return "every client has taken part as often as it may: see privacy.max_participations"
+
     def rewrite(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Begin anew, as if these clients had been admitted to these steps: for who keeps a list of them elsewhere."""
         self._times[:], self._last[:] = 0, -1

@@ -34,12 +34,18 @@ ADJACENCY = "zero-out: one client's updates, all of them, replaced by zeros"
 SAMPLED_ADJACENCY = "add or remove one client, in Poisson-sampled cohorts"
 LIMITS = (
     "Epsilon is for one client's whole contribution replaced by zeros; to replace it by another's, double the clip. "
-    "It trusts the server, which sees the updates and adds the noise. Who takes part, when, and how stale is taken as public. "
+    "{trust} Who takes part, when, and how stale is taken as public. "
     "The asynchronous path has no amplification by sampling; a cohort's holds only if clients really are Poisson-sampled. "
     "The search for hyper-parameters, and metrics on training clients, are not in epsilon. Limits are per identity: "
     "one person with two accounts is two clients. Noise is float64 and sums are the model's dtype, not exact arithmetic. "
     "An epsilon of 24 is weak."
 )
+Sees = Literal["updates", "sums", "sums with noise"]  # the server, at most
+_TRUST: dict[Sees, str] = {
+    "updates": "It trusts the server, which sees the updates and adds the noise.",
+    "sums": "It trusts the server, which sees the sum of each buffer and adds the noise.",
+    "sums with noise": "It trusts the trusted aggregator, which adds the noise: the server sees each sum with it only.",
+}
 _ACCOUNTABLE = 1e-100, 1e100  # noise multipliers: beyond, their squares leave float64, and an accountant breaks down
 _PROBED = 10_000  # a staleness weight is looked at up to here, and again for every update
 
@@ -233,7 +239,7 @@ class Plan:
             return sensitivity.of_blt(self.restart_every or self.horizon, steps, times, self.min_separation)
         return sensitivity.of_tree(steps, times, self.min_separation)
 
-    def describe(self, steps: int | None = None, seeded: bool | None = None) -> dict[str, Any]:
+    def describe(self, steps: int | None = None, seeded: bool | None = None, sees: Sees = "updates") -> dict[str, Any]:
         """For a run's summary: what was promised, what was spent after `steps`, and what the promise does not cover."""
         spent = {} if steps is None else {"server_steps": steps, "epsilon": self.epsilon(steps)}
         seeds = "seeded, for experiments: whoever knows the seed can subtract the noise"
@@ -256,7 +262,7 @@ class Plan:
             "completion": self.completion,
             "adjacency": ADJACENCY if self.sampling_rate is None else SAMPLED_ADJACENCY,
             **({} if seeded is None else {"noise": seeds if seeded else "AES-256 in counter mode, secret key"}),
-            "limits": LIMITS,
+            "limits": LIMITS.format(trust=_TRUST[sees]),
         }
 
 

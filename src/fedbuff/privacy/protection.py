@@ -13,7 +13,7 @@ from fedbuff.core.starting import is_sampled
 from fedbuff.core.versions import Vector
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.privacy.noise import Noise
-from fedbuff.privacy.plan import Plan, Planned
+from fedbuff.privacy.plan import Plan, Planned, Sees
 
 if TYPE_CHECKING:
     from fedbuff.core.server import Server
@@ -57,9 +57,9 @@ class Protection:
         """Epsilon after so many server steps, at once: for Poisson cohorts by RDP, an upper bound, as PLD takes seconds."""
         return self.plan.epsilon(steps, "rdp" if self.plan.sampling_rate is not None else None)
 
-    def describe(self, steps: int) -> dict[str, Any]:
-        """For a run's summary, after so many server steps."""
-        return self.plan.describe(steps, self.seeded)
+    def describe(self, steps: int, sees: Sees = "updates") -> dict[str, Any]:
+        """For a run's summary, after so many server steps, of which the server sees no more than that."""
+        return self.plan.describe(steps, self.seeded, sees)
 
 
 def check(plan: Plan, server: "Server") -> None:

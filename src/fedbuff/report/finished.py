@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +69,16 @@ def read_weights(path: Path) -> Arrays:
         return dict(load_file(path / "weights.safetensors"))
     except SafetensorError as e:
         raise ValueError(f"weights.safetensors: {e}") from e
+
+
+def check_one_run(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], trips: int) -> None:
+    """Refuse files of different runs, where that shows."""
+    if trips != summary["trips"]:
+        raise ValueError(f"trips.parquet: has {trips:,} trips, and summary.json says {summary['trips']:,}: of another run?")
+    last = {m["split"]: m.get("loss") for m in metrics[-len(summary["metrics"]) :]} if summary["metrics"] else {}
+    said = {split: values.get("loss") for split, values in summary["metrics"].items()}
+    if last != said:
+        raise ValueError("metrics.jsonl: does not end with the evaluation in summary.json: of another run?")
 
 
 def _read(path: Path, parse: Callable[[str], Parsed]) -> Parsed:

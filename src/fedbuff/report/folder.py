@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Folder:
             write_text(existing, text)
         elif not resume:
             raise FolderError(f"{self.path} already holds a run: go on with --resume, or choose another --out")
-        elif (kept := existing.read_text(encoding="utf-8")) != text:
+        elif (kept := existing.read_text(encoding="utf-8", errors="replace")) != text:
             raise FolderError(f"{self.path} holds a run with other settings: {_difference(kept, text)}")
 
     def __enter__(self) -> "Folder":
@@ -63,7 +64,8 @@ class Folder:
 
     def checkpoint(self, arrays: Arrays, facts: dict[str, Any]) -> None:
         """Everything a run needs to go on, in one file that is whole or absent."""
-        write_tensors(self._checkpoint, arrays, {"facts": json.dumps(facts)})
+        text = json.dumps(facts)
+        write_tensors(self._checkpoint, arrays, {"facts": text, "checksum": _checksum(arrays, text)})
 
     def last_checkpoint(self) -> tuple[Arrays, dict[str, Any]] | None:
         if not self._checkpoint.exists():
@@ -72,9 +74,20 @@ class Folder:
 
         try:
             with safe_open(self._checkpoint, framework="np") as f:
-                return {name: f.get_tensor(name) for name in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118  # not a dict
-        except (OSError, SafetensorError, KeyError, ValueError) as e:
-            raise FolderError(f"{self._checkpoint} is damaged ({e}): remove it to start the run again") from e
+                arrays, about = {name: f.get_tensor(name) for name in f.keys()}, f.metadata()  # noqa: SIM118  # not a dict
+            if "checksum" in about and about["checksum"] != _checksum(arrays, about["facts"]):  # earlier versions had none
+                raise ValueError("its checksum is another")
+            return arrays, json.loads(about["facts"])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as e:
+            whole = (self.path / "journal" / "00000000.journal").exists()
+            then = "; or remove it: the run goes on from its journal" if whole else ""
+            then = then if self._journal else "; or remove it: the run begins again"
+            raise FolderError(f"{self._checkpoint} is damaged ({e}): restore it from a copy{then}") from e
+
+    @property
+    def _journal(self) -> bool:
+        """Whether a server has written down here what happened: see deploy/journal.py."""
+        return any(path.stat().st_size for path in (self.path / "journal").glob("*.journal"))
 
     @property
     def _checkpoint(self) -> Path:
@@ -103,7 +116,7 @@ class Folder:
             if len(kept) != 32:
                 raise FolderError(f"{path} is damaged: expected 32 bytes, found {len(kept)}; the run can't go on without it")
             return kept
-        if self._checkpoint.exists():
+        if self._checkpoint.exists() or self._journal:
             raise FolderError(
                 f"{path} is missing, and the run in {self.path} can't go on without it: its noise was drawn from it"
             )
@@ -116,13 +129,21 @@ class Folder:
         write_tensors(self.path / "weights.safetensors", weights)
         self.rewrite_metrics(metrics)
         write_json(self.path / "summary.json", summary)
-        self.forget_key()
+        forget_key(self.path)
 
-    def forget_key(self) -> None:
-        """Delete the key of a finished run, and the checkpoint, which holds noise too."""
-        if (self.path / "noise.key").exists():
-            self._checkpoint.unlink(missing_ok=True)
-            (self.path / "noise.key").unlink()
+
+def forget_key(run: Path) -> None:
+    """Delete the key of a finished run, and the checkpoint, which holds noise too."""
+    if (run / "noise.key").exists():
+        (run / "checkpoint" / "state.safetensors").unlink(missing_ok=True)
+        (run / "noise.key").unlink()
+
+
+def _checksum(arrays: Arrays, facts: str) -> str:
+    found = zlib.crc32(facts.encode())
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(name.encode(), found))
+    return f"{found:08x}"
 
 
 def _write_secret(path: Path, secret: bytes) -> None:

@@ -118,7 +118,7 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """A finished run from its folder."""
-    from fedbuff.report.finished import read_metrics, read_settings, read_summary, read_trips, read_weights
+    from fedbuff.report.finished import check_one_run, read_metrics, read_settings, read_summary, read_trips, read_weights
 
     if not isinstance(folder, str | PathLike):
         raise ValueError(f"folder={folder!r}: expected the path of a run folder")
@@ -129,7 +129,7 @@ def load(folder: str | Path) -> Run:
         what = unfinished if known else "is not a run folder" if path.is_dir() else "does not exist"
         raise FolderError(f"{path} {what}")
     try:
-        return Run(
+        found = Run(
             summary=read_summary(path),
             metrics=read_metrics(path),
             trips=read_trips(path),
@@ -137,6 +137,8 @@ def load(folder: str | Path) -> Run:
             weights=read_weights(path),
             folder=path,
         )
+        check_one_run(found.summary, found.metrics, len(found.trips["trip"]))
+        return found
     except (OSError, ValueError, RecursionError) as e:
         raise FolderError(f"{path} is not a whole run: {e}") from e
 

@@ -24,7 +24,7 @@ def summary_table(groups: Sequence[Group]) -> str:
     body: list[list[str | Cell]] = []
     for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
         seeds = ", ".join(map(str, row["seeds"]))
-        costs = [_cost_cell(row, rows[0], cost, most[cost]) for cost in COSTS]
+        costs = [_cost_cell(row, rows[0], cost, most[cost], targets != {None}) for cost in COSTS]
         stale = [d.summary["staleness_max"] for d in group.runs if d.summary["staleness_max"] is not None]
         outcomes = add(d.outcomes for d in group.runs)
         ended, used = sum(outcomes.values()), outcomes.pop("used", 0)
@@ -57,12 +57,12 @@ def _reached(row: Mapping[str, Any]) -> str:
     return " ".join(map(_together, (f"{row['reached']} of {len(row['seeds'])}", f"reached {100 * row['target']:g} %")))
 
 
-def _cost_cell(row: Mapping[str, Any], first: Mapping[str, Any], cost: str, most: float) -> Cell:
+def _cost_cell(row: Mapping[str, Any], first: Mapping[str, Any], cost: str, most: float, targets: bool) -> Cell:
     digits = 1 if cost == "virtual_time" else 0
     limit = row[f"{cost}_limit"]
     share = limit / most
     if row["target"] is None:
-        return Cell(f"{limit:,.{digits}f}", share=share)
+        return Cell("–", f"no target: {limit:,.{digits}f} in all") if targets else Cell(f"{limit:,.{digits}f}", share=share)
     if not row[cost]:
         return Cell(f"> {limit:,.{digits}f}", "not reached by all", share)
     spread = f" ± {row[cost]['std']:,.{digits}f}" if len(row["seeds"]) > 1 else ""

@@ -334,6 +334,8 @@ class Enclave:
             facts["number"] = number
         if number < counter:
             raise RefusedError(f"the state was rolled back: its last record is {number}, and {counter} were written")
+        if number > counter + 1:  # a record is written, then counted
+            raise RefusedError(f"the counter was turned back, or lost: it is at {counter}, and the last record is {number}")
         return enclave
 
     def _replay(self, kind: int, record: bytes) -> None:

@@ -18,7 +18,7 @@ from fedbuff.compiled import load
 from fedbuff.core.starting import arrivals, cohort, refill
 from fedbuff.core.trips import COLUMNS, IN_FLIGHT, Trips
 from fedbuff.sim.clock import WAKES, nothing_left
-from fedbuff.sim.plan import Plan, hopeless, patience, too_many_arrive
+from fedbuff.sim.plan import ARRIVALS_IN_VAIN, Plan, hopeless, patience, too_many_arrive
 from fedbuff.sim.steps import Steps
 
 _SOURCE = Path(__file__).with_name("plan.cpp")
@@ -53,7 +53,7 @@ class _Facts(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("draws", "arrivals")),
         *((name, ctypes.c_double) for name in ("next_arrival", "origin")),
         *((name, ctypes.c_void_p) for name in ("buffer", "staleness", "weights")),
-        ("hopeless", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("hopeless", "arrivals_in_vain")),
         ("bad_duration", ctypes.c_double),
         ("bad_trip", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("rule", "most", "poisson", "buffer_size", "clients", "limit", "scaled")),
@@ -96,6 +96,7 @@ class FastPlan:
             staleness=self._staleness.buffer_info()[0],
             weights=self._weights.buffer_info()[0],
             hopeless=patience(size),
+            arrivals_in_vain=ARRIVALS_IN_VAIN,
             rule=(refill, arrivals, cohort).index(type(start)),
             most=start.most(),
             poisson=getattr(start, "poisson", False),

@@ -18,7 +18,7 @@ enum { ARRIVES, DROPS, TIMES_OUT, WAKES };                                      
 enum { REFILL, ARRIVALS, COHORT };                                              // starting rules
 enum { CHOICE, DURATION, DROPOUT, MOMENT, GAP, STREAMS };                       // streams of random numbers
 enum { REACHED, TRIPS, TIME, RAISED, HOPELESS, NOTHING, BAD_DURATION, NO_MEMORY, IN_VAIN };  // how a call ended
-static const i64 BLOCK = 4096, TRIES = 64, NEVER = i64(1) << 62, SOON = 4, ARRIVALS_IN_VAIN = 1000000;
+static const i64 BLOCK = 4096, TRIES = 64, NEVER = i64(1) << 62, SOON = 4;
 
 // What both sides see; fastplan.py has the same structure.
 struct Facts {
@@ -36,7 +36,7 @@ struct Facts {
     double next_arrival, origin;
     i64 *buffer, *staleness;  // of the buffer being filled, then of the step just taken: [buffer_size]
     double *weights;
-    i64 hopeless;
+    i64 hopeless, arrivals_in_vain;
     double bad_duration;
     i64 bad_trip;
     // settings
@@ -301,7 +301,7 @@ struct Plan {
             i64 before = f.started;
             int how = start_trips();
             in_vain = f.started == before ? in_vain + 1 : 0;
-            return how == REACHED && in_vain >= ARRIVALS_IN_VAIN ? IN_VAIN : how;
+            return how == REACHED && in_vain >= f.arrivals_in_vain ? IN_VAIN : how;
         }
         in_vain = 0;
         i64 trip = next.trip, staleness = f.version - f.start_version[trip];

@@ -20,7 +20,7 @@ from fedbuff.sim.steps import Steps
 from fedbuff.sim.timing import Sizes
 
 _HOPELESS = 20_000  # trips
-_IN_VAIN = 1_000_000  # arrivals in a row, while nobody is free
+ARRIVALS_IN_VAIN = 1_000_000  # in a row, while nobody is free
 _RAREST = 1e-200  # arrivals in a unit of time
 
 
@@ -79,7 +79,7 @@ class Plan:
     @property
     def exhausted(self) -> bool:
         """Whether nothing will happen any more as nobody may take part again."""
-        return not self.schedule.full() and self.schedule.exhausted()
+        return self.schedule.exhausted()
 
     def upcoming(self) -> float:
         """When the next thing happens."""
@@ -122,7 +122,7 @@ class Plan:
             started = schedule.start_trips(now)
             self._start(started)
             self._in_vain = 0 if started else self._in_vain + 1
-            if self._in_vain >= _IN_VAIN:
+            if self._in_vain >= ARRIVALS_IN_VAIN:
                 raise too_many_arrive(now)
             return
         self._in_vain = 0
@@ -228,7 +228,7 @@ def hopeless(ended: int, now: float, refused: bool) -> ValueError:
 
 def too_many_arrive(now: float) -> ValueError:
     return ValueError(
-        f"start: {_IN_VAIN:,} clients arrived in a row while nobody was free, up to virtual time {now:g}: "
+        f"start: {ARRIVALS_IN_VAIN:,} clients arrived in a row while nobody was free, up to virtual time {now:g}: "
         "give a lower rate, or more clients"
     )
 

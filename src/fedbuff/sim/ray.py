@@ -29,6 +29,7 @@ except ImportError as e:
     raise ValueError("engine='ray': Ray is not installed; pip install 'fedbuff[ray]'") from e
 
 if TYPE_CHECKING:
+    from fedbuff.learn.evaluate import Part
     from fedbuff.learn.task import Task
     from fedbuff.learn.work import Trainer
 
@@ -208,7 +209,7 @@ class _Worker:
         self._trainer.train(updates, range(len(trips)), trips, clients, starts)
         return updates
 
-    def evaluate(self, weights: Vector, split: str, start: int) -> tuple[float, float, int]:
+    def evaluate(self, weights: Vector, split: str, start: int) -> "Part":
         return self._trainer.evaluate(weights, split, start)
 
 

@@ -30,6 +30,7 @@ from fedbuff.core import check
 from fedbuff.core.random import unit
 from fedbuff.core.staleness import Weigh
 from fedbuff.core.starting import is_sampled
+from fedbuff.privacy.plan import Sees
 
 if TYPE_CHECKING:
     from fedbuff.core.server import Server
@@ -380,6 +381,13 @@ def _coarse(policy: "TaskPolicy", updates: Sequence[NDArray[np.floating]]) -> st
         f"fedbuff: secure_aggregation.clip={policy.clip:g} makes a grid of {1 / policy.scale:.2g}, on which {share:.0%} of "
         f"the first updates' numbers become zero and {error:.0%} of their length is lost; take a clip near {length:.2g}"
     )
+
+
+def server_sees(secure: SecureAggregation | None) -> Sees:
+    """What a server sees at most: of the modes, only the enclave adds noise itself, and "plain" hides nothing."""
+    if secure is None or secure.mode == "plain":
+        return "updates"
+    return "sums with noise" if secure.mode == "enclave" else "sums"
 
 
 def _decoded(policy: "TaskPolicy", total: NDArray[np.int64], noise: Noise | None, version: int) -> NDArray[np.float64]:

@@ -25,13 +25,13 @@ from fedbuff.learn.training import Training
 from fedbuff.privacy.plan import Plan
 from fedbuff.privacy.protection import Protection, protect
 from fedbuff.privacy.settings import Privacy
-from fedbuff.report.folder import Folder
+from fedbuff.report.folder import Folder, forget_key
 from fedbuff.report.run import Run, load
 from fedbuff.sim.ahead import MEMORY, WORTH, Ahead, horizon
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
-from fedbuff.sim.secure import Buffer, SecureAggregation
+from fedbuff.sim.secure import Buffer, SecureAggregation, server_sees
 from fedbuff.sim.simulation import Simulation, Status
 from fedbuff.sim.timing import Sizes, check_timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
@@ -193,7 +193,7 @@ def simulate(
             needed, data = _disk_needed(aggregation), quick_digest(task, flat.constants())
             folder = at_the_end.enter_context(Folder(Path(out), tables, needed, resume, data))
             if folder.finished:
-                folder.forget_key()  # it was killed right before
+                forget_key(folder.path)  # it was killed right before
                 return load(folder.path)
         protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
         in_flight = min(plan.mean_in_flight(), n)  # nobody is on two trips at once, however long they take
@@ -242,7 +242,8 @@ def simulate(
             settings=tables,
         )
         simulation.run(folder, checkpoint_every, progress)
-        summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary()}
+        seen = server_sees(secure_aggregation)
+        summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary(seen)}
         trips, weights_by_name = plan.trips.arrays(), flat.named(simulation.aggregation.weights)
         if folder is not None:
             folder.finish(trips, weights_by_name, simulation.metrics, summary)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedbuff import toml
 from fedbuff.core.aggregate import Aggregation, finite
 from fedbuff.learn.task import Task
+from fedbuff.privacy.plan import Sees
 from fedbuff.privacy.protection import Protection
 from fedbuff.report.folder import Folder
 from fedbuff.report.run import summarise
@@ -33,8 +34,8 @@ from fedbuff.sim.sums import weighted_sum
 from fedbuff.sim.until import Until
 
 DIVERGED = "diverged: the loss or the weights are no longer finite; lower the learning rates"
-_EXHAUSTED = "every client has taken part as often as it may: see privacy.max_participations"
-_TOO_SOON = "too few clients: nobody may take part again so soon, see privacy.min_separation"
+NOT_FINITE = "diverged: no update is finite any more; lower the learning rates, or look at the clients' data"
+_IN_VAIN = 2000  # updates in a row that are not finite: no other will come
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,9 @@ class Simulation:
         rows = self.ahead.rows(step)
         refused = self.fill_buffer(step, rows)
         if refused:
-            self.refuse(step, refused)
+            self.collect(wait=True)  # a run that has diverged would have one update after another refused
+            if self.stopped is None:
+                self.refuse(step, refused)
             return
         self.admit(step)
         noise = self.protection.noise(step.version - 1) if self.protection and not self.make_secure else None
@@ -255,8 +258,14 @@ class Simulation:
         trips = self.plan.trips
         first = next(trip for trip in step.trips if trip in bad)
         since = max(self.at.first, first + 1, bisect_left(trips.start_time, trips.end_time[first], hi=len(trips)))
-        if len(bad) == len(step.trips):  # they may be the first of many
+        good = [trip for trip in step.trips if trip not in bad]
+        latest = max((trips.end_time[trip] for trip in good), default=self.at.time)
+        in_vain = len(bad) + sum(latest <= trips.end_time[trip] <= step.time for trip in self.plan.failed)
+        if in_vain >= len(step.trips):  # they may be the first of many
             bad = bad | self.ahead.not_finite()
+        if in_vain >= max(_IN_VAIN, 2 * len(step.trips)):
+            self.give_up()
+            return
         snapshot, failed = self.snapshots[0], self.plan.failed | {trip for trip in bad if trip < since}
         self.ahead.forget(failed, since, self.at.ended)
         trips.rewind(snapshot.started, snapshot.ended)
@@ -268,6 +277,14 @@ class Simulation:
         self.plan.steps.clear()
         self.look_ahead()
         self.ahead.reconsider(self.at.version, self.at.first, since, self.first_after(self.at.version))
+
+    def give_up(self) -> None:
+        """No update is finite any more, though the weights may be: the run ends with the last server step."""
+        if self.metrics[-1]["server_steps"] != self.at.version:
+            self.evaluate()
+            self.collect(wait=True)
+        if self.stopped is None:
+            self.stop(self.at, NOT_FINITE)
 
     def take_snapshot(self) -> None:
         """Remember the plan as it is right after a server step."""
@@ -290,9 +307,8 @@ class Simulation:
 
     def exhausted(self) -> str:
         """Why the ledger lets nobody start; up to K − 1 clients wait in a buffer that was never filled."""
-        limits = self.protection.limits if self.protection else None
-        too_soon = limits is not None and limits.min_separation > 1 and limits.left() >= max(len(self.at.trips), 1)
-        return _TOO_SOON if too_soon else _EXHAUSTED
+        assert self.protection is not None
+        return self.protection.limits.ended(len(self.at.trips))
 
     def stop(self, step: Step, reason: str) -> None:
         """The run ended right after `step`: what the plan knows beyond it never happened."""
@@ -405,7 +421,7 @@ class Simulation:
     def wall_seconds(self) -> float:
         return self.before + time.monotonic() - self.began
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, sees: Sees = "updates") -> dict[str, Any]:
         by_time = self.until.virtual_time if (self.stopped or "").startswith("reached virtual") else None
         return summarise(
             self.plan.trips,
@@ -417,7 +433,7 @@ class Simulation:
             metrics=self.metrics[-len(self.task.splits) :],
             target=self.target,
             reached=self.reached,
-            privacy=self.protection.describe(self.at.version) if self.protection else None,
+            privacy=self.protection.describe(self.at.version, sees) if self.protection else None,
         )
 
 

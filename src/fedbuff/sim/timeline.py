@@ -21,7 +21,7 @@ from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.timing import Sizes, check_timing, half_normal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The first trips of a run as arrays, one element a trip, each followed to its end."""
 
@@ -36,6 +36,9 @@ class Timeline:
     weight: NDArray[np.float64]
     server_step: NDArray[np.int64]
     outcome: NDArray[np.str_]
+
+    def __repr__(self) -> str:
+        return f"<timeline of {len(self.trip):,} trips; its .summary() says more, its columns are .{', .'.join(self.__dict__)}>"
 
     def summary(self) -> dict[str, Any]:
         """Staleness of the updates that were accepted; server steps, mean concurrency and throughput in virtual time.

@@ -33,7 +33,7 @@ def add_tuning(sub: argparse._ActionsContainer) -> None:
 
 
 def tune(args: argparse.Namespace) -> None:
-    from fedbuff.tune import tune as run_study
+    from fedbuff.tune.study import tune as run_study
 
     check_positive(args, "trials", "workers")
     tables = changed(settings.read(args.settings), args)
