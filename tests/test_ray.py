@@ -46,23 +46,35 @@ def test_a_run_on_ray_gives_the_same_bits_as_here(name, address, small_task):
     assert there.metrics == here.metrics
 
 
-def test_a_worker_on_our_node_writes_where_we_read_and_one_elsewhere_sends(address, small_task, monkeypatch):
+def test_a_worker_on_our_node_reads_and_writes_where_we_do_and_one_elsewhere_sends(address, small_task, monkeypatch):
     from fedbuff.sim import ray as on_ray
 
     here = run(SERVERS["fedbuff"], small_task, trips=400)
     results: list[object] = []
+    places: dict[object, list[type]] = {}  # of the versions that a worker was told of
+    found_by = on_ray.OnRay._found_by
+
+    def watched(pool: on_ray.OnRay, actor: object, version: int) -> object:
+        place = found_by(pool, actor, version)
+        places.setdefault(actor, []).append(type(place))
+        return place
 
     def get(coming: object) -> object:
         results.append(ray.get(coming))
         return results[-1]
 
     monkeypatch.setattr(on_ray, "ray", SimpleNamespace(**{**vars(ray), "get": get}))
+    monkeypatch.setattr(on_ray.OnRay, "_found_by", watched)
     for _ in range(5):  # on a busy machine an actor may come up when the other has done all the work
         there = run(SERVERS["fedbuff"], small_task, trips=400, engine="ray", address=address)
         if {type(result) for result in results} >= {type(None), np.ndarray}:
             break
     assert any(result is None for result in results)
     assert any(isinstance(result, np.ndarray) for result in results)
+    rows = [[kind is int for kind in kinds] for kinds in places.values()]
+    assert all(kinds == sorted(kinds) for kinds in rows), "once it is known where a worker is, that is where it is"
+    assert any(kinds[-1] for kinds in rows)
+    assert any(not any(kinds) for kinds in rows)
     assert same_arrays(there.weights, here.weights)
 
 

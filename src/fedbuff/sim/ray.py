@@ -1,9 +1,9 @@
 """A pool of workers on a Ray cluster: `pip install 'fedbuff[ray]'`.
 
-Each worker is an actor with one core. The task goes into the cluster's object store once, every version too, from where
-each node fetches it once; a chunk's trips go out in one call. Its updates come back in one object, or, from an actor of
-our own node, through memory that it shares with us. An actor or a node that dies is replaced and its work done again:
-the result does not change.
+Each worker is an actor with one core. The task goes into the cluster's object store once, from where each node fetches it
+once; a chunk's trips go out in one call. An actor of our own node reads versions and writes updates in memory that it shares
+with us. For others a version goes into the object store, too, and a chunk's updates come back in one object. An actor or a
+node that dies is replaced and its work done again: the result does not change.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbuff.core.versions import Vector
-from fedbuff.sim.pool import NOW, Block, Chunk, Work
+from fedbuff.sim.pool import NOW, Block, Chunk, SharedVersions, Work
 from fedbuff.sim.shared import Place, Rows, found
 
 try:
@@ -47,6 +47,7 @@ class OnRay:
         self,
         task: "Task",
         make: "Callable[[Task], Trainer]",
+        versions: int,
         updates: int,
         like: Vector,
         on_disk: bool,
@@ -54,6 +55,8 @@ class OnRay:
         address: str | None,
     ) -> None:
         self.updates = Rows(updates, len(like), like.dtype, on_disk)
+        self._versions = SharedVersions(Rows(versions, len(like), like.dtype, on_disk), {})
+        self._stored: dict[int, Any] = {}  # version -> where it is in the object store, if an actor elsewhere needs it
         self._ours = not ray.is_initialized()
         if self._ours:
             quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
@@ -71,8 +74,7 @@ class OnRay:
             _send_by_value(part)
         self._task, self._make = ray.put(task), ray.put(make)
         self._node = ray.get_runtime_context().get_node_id()
-        self._local: dict[int, Vector] = {}
-        self._versions: dict[int, Any] = {}  # version -> where it is in the object store
+        self._near: set[Any] = set()  # actors that share our memory, as far as is known: they have sent no updates
         self._at_hand: dict[Any, list[int]] = {self._actor(): [] for _ in range(workers or cpus)}
         self._running: dict[Any, tuple[int, Any]] = {}  # result to come -> key, actor
         self._queue: list[tuple[int, int]] = []
@@ -82,16 +84,18 @@ class OnRay:
         self._deaths: dict[int, int] = {}
 
     def _actor(self) -> Any:
-        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make, self._node, self.updates.place())
+        shared = self._versions.rows.place(), self.updates.place()
+        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make, self._node, *shared)
 
     def keep(self, version: int, weights: Vector) -> None:
-        self._local[version], self._versions[version] = weights, ray.put(weights)
+        self._versions.keep(version, weights)
 
     def drop(self, version: int) -> None:
-        del self._local[version], self._versions[version]
+        self._versions.drop(version)
+        self._stored.pop(version, None)
 
     def weights(self, version: int) -> Vector:
-        return self._local[version]
+        return self._versions[version]
 
     def submit(self, key: int, work: Work, priority: int) -> None:
         self._work[key] = work
@@ -128,14 +132,23 @@ class OnRay:
             if key in self._sent or key not in self._work:
                 continue
             work = self._work[key]
+            versions = [work.version] if isinstance(work, Block) else work.versions
+            places = {version: [self._found_by(actor, version)] for version in versions}  # in a list: fetched over there
             if isinstance(work, Block):
-                coming = actor.evaluate.remote(self._versions[work.version], work.split, work.start)
+                coming = actor.evaluate.remote(work.version, places, work.split, work.start)
             else:
-                places = {version: [self._versions[version]] for version in work.versions}  # in a list: fetched over there
                 coming = actor.train.remote(list(work.trips), list(work.clients), list(work.versions), places, list(work.rows))
             self._sent.add(key)
             self._at_hand[actor].append(key)
             self._running[coming] = key, actor
+
+    def _found_by(self, actor: Any, version: int) -> Any:
+        """Where an actor finds a version: its row, or what stands for it in the object store."""
+        if actor in self._near:
+            return self._versions.row_of[version]
+        if version not in self._stored:
+            self._stored[version] = ray.put(self._versions[version])
+        return self._stored[version]
 
     def _receive(self, timeout: float | None) -> None:
         """Hand out work and take in results; with `timeout` None, wait for one."""
@@ -160,9 +173,12 @@ class OnRay:
             self._at_hand[actor].remove(key)
             self._sent.discard(key)
             work = self._work.pop(key)
-            if isinstance(work, Chunk) and result is not None:
-                self.updates.matrix[list(work.rows)] = result
-                result = None
+            if isinstance(work, Chunk):
+                if result is None:
+                    self._near.add(actor)
+                else:
+                    self.updates.matrix[list(work.rows)] = result
+                    result = None
             self._done[key] = result
         self._hand_out()
 
@@ -173,6 +189,7 @@ class OnRay:
             raise RuntimeError(f"{_DEATHS} Ray workers died one after another of the same work: {why}") from why
         ray.kill(actor)  # if it is only out of reach: it must not write to rows that others have by then
         lost = self._at_hand.pop(actor)
+        self._near.discard(actor)
         self._running = {coming: (k, a) for coming, (k, a) in self._running.items() if a is not actor}
         for k in lost:
             self._sent.discard(k)
@@ -181,11 +198,16 @@ class OnRay:
 
 
 class _Worker:
-    """The actor: a trainer of its own, and weights fetched from the object store of its node."""
+    """The actor: a trainer of its own; weights from memory that it shares, or from the object store of its node."""
 
-    def __init__(self, task: "Task", make: "Callable[[Task], Trainer]", node: str, updates: Place | None) -> None:
+    def __init__(
+        self, task: "Task", make: "Callable[[Task], Trainer]", node: str, versions: Place | None, updates: Place | None
+    ) -> None:
         self._task, self._make = task, make
-        self._updates = found(updates) if updates and node == ray.get_runtime_context().get_node_id() else None
+        self._versions, self._updates = None, None
+        if versions and updates and node == ray.get_runtime_context().get_node_id():
+            both = found(versions), found(updates)
+            self._versions, self._updates = (None, None) if None in both else both
 
     @cached_property
     def _trainer(self) -> "Trainer":
@@ -199,7 +221,7 @@ class _Worker:
         self, trips: list[int], clients: list[int], versions: list[int], places: dict[int, list[Any]], rows: list[int]
     ) -> Any:
         """Train a chunk into its rows, or return its updates if they are out of reach."""
-        weights = dict(zip(places, ray.get([place for (place,) in places.values()]), strict=True))
+        weights = self._weights(places)
         starts = [weights[version] for version in versions]
         if self._updates is not None:
             self._trainer.train(self._updates.matrix, rows, trips, clients, starts)
@@ -209,8 +231,16 @@ class _Worker:
         self._trainer.train(updates, range(len(trips)), trips, clients, starts)
         return updates
 
-    def evaluate(self, weights: Vector, split: str, start: int) -> "Part":
-        return self._trainer.evaluate(weights, split, start)
+    def evaluate(self, version: int, places: dict[int, list[Any]], split: str, start: int) -> "Part":
+        return self._trainer.evaluate(self._weights(places)[version], split, start)
+
+    def _weights(self, places: dict[int, list[Any]]) -> dict[int, Vector]:
+        """The versions at these places, all of them rows of shared memory or all of them in the object store."""
+        there = [place for (place,) in places.values()]
+        if self._versions is None or not isinstance(there[0], int):
+            return dict(zip(places, ray.get(there), strict=True))
+        shared = SharedVersions(self._versions, dict(zip(places, there, strict=True)))
+        return {version: shared[version] for version in places}
 
 
 def _answers(address: str) -> None:

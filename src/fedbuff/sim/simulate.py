@@ -209,7 +209,7 @@ def simulate(
 
             how = training if work.note is None else Training(batched=False)
             make = partial(trainer, sgd=client, seed=seed, how=how, checked=True, constants=flat.constants())
-            pool: Pool = OnRay(task, make, updates, weights, windowed, workers, address)
+            pool: Pool = OnRay(task, make, versions, updates, weights, windowed, workers, address)
         else:
             alone = not can_fork() or training.device != "cpu"
             pool = Workers(work, versions, updates, weights, windowed, 1 if alone else workers or cores())
