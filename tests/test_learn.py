@@ -467,3 +467,26 @@ def test_an_accuracy_is_looked_at_before_a_run_begins(tmp_path):
         with pytest.raises(ValueError, match="evaluate, test: accuracy can't be applied"):
             fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(4), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_may_have_several_outputs_if_loss_and_accuracy_know_them():
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((5, 4), np.float32), rng.integers(0, 3, 5)) for _ in range(6)]
+    task = fb.Task(
+        model=Two,
+        loss=lambda o, y: torch.nn.functional.cross_entropy(o[0], y) + o[1].pow(2).mean(),
+        clients=clients,
+        evaluate=clients[0],
+        accuracy=lambda o, y: o[0].argmax(1) == y,
+    )
+    server = fb.Server(start=fb.refill(3), buffer_size=2)
+    run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(10), workers=1)
+    assert 0 <= run.metrics[-1]["accuracy"] <= 1

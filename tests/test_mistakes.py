@@ -188,6 +188,25 @@ def test_a_timing_model_of_a_timing_model_is_one(wrap):
             wrap(timing)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fb.trips(1 << 63),
+        lambda: fb.server_steps(1 << 63),
+        lambda: fb.Server(start=fb.refill(5), buffer_size=2, max_staleness=1 << 64),
+        lambda: fb.timeline(start=fb.refill(5), buffer_size=2, clients=50, trips=20, max_staleness=1 << 64),
+    ],
+)
+def test_what_no_machine_can_count_to_is_refused(make):
+    with pytest.raises(ValueError, match=r"expected an integer >= . and <= 4,611,686,018,427,387,904"):
+        make()
+
+
+def test_clients_that_hardly_ever_finish_a_message_are_refused():
+    with pytest.raises(ValueError, match=r"dropout=0\.99: expected a number >= 0 and <= 0\.9"):
+        fb.SecureAggregation("enclave", clip=1.0, dropout=0.99)
+
+
 def test_mixing_is_yes_or_no():
     with refused("mixing='no': expected True or False"):
         fb.Server(start=fb.refill(2), buffer_size=2, mixing="no")

@@ -214,12 +214,15 @@ def test_a_cell_of_other_data_is_refused(tmp_path):
     x, y = task.clients[0]
     relabelled = data_of(replace(task, clients=[(x, (y + 1) % 10), *list(task.clients)[1:]]))
     assert (relabelled.name, relabelled.sizes) == (asked.data.name, asked.data.sizes)
-    for other in (relabelled, asked.data._replace(name="digits (subset: 7 images)")):
+    (split, (x, y)), *others = task.splits.items()
+    judged_otherwise = data_of(replace(task, evaluate={split: (x, (y + 1) % 10), **dict(others)}))
+    assert judged_otherwise.digest == asked.data.digest
+    for other in (relabelled, judged_otherwise, asked.data._replace(name="digits (subset: 7 images)")):
         with pytest.raises(fb.FolderError, match=r"other data \(.*\) than what is at hand"):
             cells.measure(tables, 0, tmp_path, other)
     path = next((tmp_path / "cells").iterdir())
     kept = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in kept.items() if key != "data"}))
+    path.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("data", "held_out")}))
     assert cells.measure(tables, 0, tmp_path, asked.data).summary == kept["summary"], "the earliest cells do not say"
 
 
@@ -823,7 +826,9 @@ def test_a_run_that_was_killed_while_it_finished_has_got_there(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [{"curve": {}}, {"curve": {"trips": [1], "server_steps": [1], "virtual_time": [1], "loss": [1], "accuracy": []}},
-     {"seed": 7}, {"summary": {"trips_to_target": "x"}}, {"summary": {"trips": None}}],
+     {"seed": 7}, {"seed": "0"}, {"summary": {"trips_to_target": "x"}}, {"summary": {"trips": None}},
+     {"summary": {"trips_to_target": float("nan")}}, {"summary": {"trips_to_target": -1}}, {"summary": {"trips": True}},
+     {"summary": {"trips_to_target": 10**9}}, {"settings": {"name": "fedavgm"}}],
 )  # fmt: skip
 def test_a_cell_that_no_table_can_be_made_of_is_named(change, tmp_path):
     asked, tables = ask(tmp_path), ask(tmp_path).tables("fedbuff")

@@ -262,6 +262,24 @@ def test_sensitivity_of_restarts_by_brute_force():
             assert used == exact or completion
 
 
+@settings(max_examples=60)
+@given(steps=st.integers(1, 300), k=st.integers(1, 300), b=st.integers(1, 20))
+def test_how_far_blt_moves_is_the_same_by_running_sums(steps, k, b):
+    c, times = sensitivity.coefficients(*BLT[512], steps), sensitivity._times(steps, k, b)
+    np.testing.assert_allclose(sensitivity._moved_often(c, times, b), sensitivity._moved(c, times, b), rtol=1e-12)
+
+
+def test_many_participations_take_no_time():
+    assert sensitivity.of_restarts([[0.0, 1.0, 4.0]] * 300, 5000) == 1200.0
+    assert sensitivity.of_blt(max(BLT), max(BLT), max(BLT)) > 0
+
+
+def test_an_epsilon_that_promises_nothing_is_one_line():
+    assert accounting.effective_noise(1e12, 1e-5) < 1e-3
+    with pytest.raises(ValueError, match=r"epsilon=1e\+300: too large"):
+        accounting.effective_noise(1e300, 1e-5)
+
+
 def test_blt_constants_whose_worst_case_is_not_known_are_refused(monkeypatch):
     monkeypatch.setitem(BLT, 64, ((0.9, 0.5), (1.5, 0.1)))  # c_1 > c_0
     with pytest.raises(ValueError, match="do not fall"):

@@ -100,6 +100,31 @@ def test_clients_take_part_as_often_as_they_may_and_then_the_run_is_over(task):
     assert found.summary["privacy"]["epsilon"] < found.summary["privacy"]["epsilon_at_horizon"]
 
 
+@pytest.mark.parametrize(
+    ("start", "how"), [(fb.arrivals(concurrency=8), {}), (fb.refill(8), {"availability": fb.windows(10.0, 3.0)})]
+)
+def test_a_run_whose_clients_are_used_up_ends_with_its_last_trip_though_somebody_may_look_again(start, how, task):
+    once = fb.Privacy(clip=0.2, delta=1e-5, noise_multiplier=0.4, max_participations=1, noise="seeded")
+    found = run(fb.Server(start=start, buffer_size=4), task, once, steps=1000, **how)
+    assert found.summary["stopped_by"].startswith("every client has taken part as often as it may")
+    assert found.summary["server_steps"] == 10
+    assert found.summary["virtual_time"] == found.trips["end_time"].max()
+
+
+def test_a_server_without_noise_left_refuses_updates_and_keeps_its_promises():
+    plan = fb.Privacy(clip=0.2, delta=1e-5, noise_multiplier=0.4, max_participations=3, noise="seeded", horizon=2)
+    settings = {"start": fb.refill(4), "buffer_size": 2}
+    protection = protect(plan.plan(fb.Server(**settings), 20), 20, 3, 1, seeded=True)
+    server = fb.Server(**settings, weights=np.zeros(3), clients=20, protection=protection)
+    trips = [command.trip for command in server.begin()]
+    for _ in range(10):
+        commands = server.handle(fb.UpdateArrived(trips.pop(0), np.ones(3)))
+        trips += [command.trip for command in commands if isinstance(command, fb.StartTrip)]
+    assert server.version == 2
+    assert server.buffered == 0
+    assert "horizon" in commands[0].reason
+
+
 def test_epsilon_grows_and_ends_at_the_horizon(task):
     found = run(FEDBUFF, task, fb.Privacy(clip=0.2, delta=1e-5, epsilon=4.0, max_participations=2, noise="seeded"))
     spent = [m["epsilon"] for m in found.metrics]

@@ -98,6 +98,28 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(run_folders):
     ]
 
 
+def test_a_run_that_is_there_twice_counts_once(run_folders):
+    one, two = (digest(run) for run in runs(run_folders, "FedBuff")[:2])
+    (group,) = groups.grouped([one, two, one])
+    assert [d.summary["seed"] for d in group.runs] == [0, 1]
+
+
+def test_runs_of_the_same_settings_on_other_data_are_no_seeds_of_each_other(run_folders):
+    one, two = (digest(run) for run in runs(run_folders, "FedBuff")[:2])
+    other = dataclasses.replace(two, summary={**two.summary, "task": "digits (subset: 9 images)"})
+    names = [group.name for group in groups.grouped([one, other])]
+    assert names == [f"FedBuff (data {one.summary['task']})", "FedBuff (data digits (subset: 9 images))"]
+
+
+def test_groups_have_names_that_tell_them_apart_however_many_settings_differ(run_folders):
+    one = digest(runs(run_folders, "FedBuff")[0])
+    slow = {**one.settings, "client": {**one.settings["client"], "lr": 0.001}}
+    far = {**one.settings, "server": {**one.settings["server"], "buffer_size": 7, "max_staleness": 9, "weight_by": "examples"}}
+    names = [group.name for group in groups.grouped([dataclasses.replace(one, settings=s) for s in (one.settings, slow, far)])]
+    assert len(set(names)) == 3
+    assert not any("′" in name for name in names), names
+
+
 def test_a_curve_has_every_evaluation_of_its_run(report, run_folders):
     for name, group in zip(("FedAvg", "FedBuff"), report.figures["curves"], strict=True):
         for drawn, run in zip(group, runs(run_folders, name), strict=True):

@@ -24,6 +24,7 @@ from fedbuff.deploy.wire import Report
 from fedbuff.report.finished import read_weights
 from fedbuff.report.run import load
 from fedbuff.settings import from_tables
+from fedbuff.sim.secure import SecureAggregation
 
 SECURE = {**TABLES, "until": {"server_steps": 12}, "secure_aggregation": {"mode": "enclave", "clip": 2.0}}
 PLAIN = {**SECURE, "secure_aggregation": {"mode": "plain", "clip": 2.0}}
@@ -37,8 +38,8 @@ def weights_of(folder):
 # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sealed_server():
-    server = Server(start=refill(4), buffer_size=2, weights=np.zeros(3, np.float32), clients=9, sealed=True)
+def sealed_server(**more):
+    server = Server(start=refill(4), buffer_size=2, weights=np.zeros(3, np.float32), clients=9, sealed=True, **more)
     return server, [c.trip for c in server.begin() if isinstance(c, StartTrip)]
 
 
@@ -58,6 +59,22 @@ def test_a_full_sealed_buffer_takes_no_more():
         server.handle(UpdateSealed(trip))
     assert isinstance(server.handle(UpdateSealed(trips[2]))[0], UpdateRejected)
     assert server.buffered == 2
+
+
+def test_a_sealed_server_refuses_what_is_too_stale_as_an_open_one_does():
+    server, trips = sealed_server(max_staleness=0)
+    for trip in trips[:2]:
+        server.handle(UpdateSealed(trip))
+    server.handle(SumOpened(0, np.ones(3)))
+    refused = server.handle(UpdateSealed(trips[2]))[0]
+    assert refused == UpdateRejected(trips[2], "staleness 1 exceeds max_staleness=0")
+    assert server.buffered == 0
+
+
+def test_a_deployment_accepts_what_both_server_and_policy_do():
+    secure = SecureAggregation("enclave", clip=1.0, max_staleness=5)
+    limits = [secure.stalest(Server(start=refill(4), buffer_size=2, max_staleness=most)) for most in (None, 2, 9)]
+    assert limits == [5, 2, 5]
 
 
 def test_a_sealed_server_looks_at_no_update_and_an_open_one_takes_no_sealed_one():

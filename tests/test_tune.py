@@ -299,6 +299,31 @@ def test_values_that_were_to_be_tried_first_are_tried_though_the_study_was_kille
     assert tune(SMALL, tmp_path / "study", trials=2, first=[first])["all"][1]["values"] == first
 
 
+@pytest.mark.parametrize("killed_in", [0, 1, 2])
+def test_what_is_to_be_tried_first_is_tried_in_its_order_whenever_the_study_was_killed(tmp_path, killed_in):
+    first = [{"client.lr": lr, "algorithm.fedavgm.lr": 1.0, "algorithm.fedavgm.beta": 0.0} for lr in (0.1, 0.2, 0.3)]
+    whole = tune(SMALL, tmp_path / "whole", trials=5, first=first)
+    if killed_in:
+        tune(SMALL, tmp_path / "killed", trials=killed_in, first=first)
+    study = make_study(tmp_path / "killed" / "study.db") if killed_in else None
+    if study is not None:
+        draw(study.ask(), space_of(SMALL, RANGES["narrow"])[0])  # the next of them is under way, others wait
+        draw(study.ask(), space_of(SMALL, RANGES["narrow"])[0])
+    assert tune(SMALL, tmp_path / "killed", trials=5, first=first)["all"] == whole["all"]
+
+
+def test_a_study_killed_while_its_database_was_made_begins_anew(tmp_path):
+    """Half a database can't be gone on with: it lies under another name until it is whole."""
+    out = tmp_path / "study"
+    out.mkdir()
+    with contextlib.closing(sqlite3.connect(out / "study.new")) as db:
+        db.execute("create table studies (study_id integer primary key, study_name varchar(512))")
+        db.commit()
+    (out / "study.new-journal").write_bytes(b"half")
+    assert tune(SMALL, out, trials=1)["trials"] == 1
+    assert not list(out.glob("study.new*"))
+
+
 def finished(database) -> int:
     return counted(database, "COMPLETE", "PRUNED")
 

@@ -180,7 +180,9 @@ class Server:
         if started is None:
             return [self._unknown(event.trip)]
         client, start_version = started
-        refused = self._protection.refusal(client, self.version) if self._protection is not None else None
+        refused = self._too_stale(self.version - start_version)
+        if refused is None and self._protection is not None:
+            refused = self._protection.refusal(client, self.version)
         if not self._sealed or self._book.full() or refused:
             reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
             return self._rejected(event, reason)
@@ -342,8 +344,8 @@ class Server:
 
     def _acceptable(self, update: Any, examples: Any, staleness: int) -> tuple[Vector | None, str]:
         """The update as a vector of the model's dtype, or why not; that it is finite is seen on the sum."""
-        if self.max_staleness is not None and staleness > self.max_staleness:
-            return None, f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
+        if refused := self._too_stale(staleness):
+            return None, refused
         if not _is_integer(examples) or not 1 <= examples <= _MOST_EXAMPLES:
             return None, "examples: expected an integer >= 1, and not absurdly large"
         try:
@@ -356,6 +358,11 @@ class Server:
             return None, f"expected a vector of length {len(self.weights)}, got shape {vector.shape}"
         with np.errstate(over="ignore"):  # what does not fit the dtype becomes infinite, and is refused for that
             return vector.astype(self.weights.dtype, copy=False), ""
+
+    def _too_stale(self, staleness: int) -> str | None:
+        if self.max_staleness is None or staleness <= self.max_staleness:
+            return None
+        return f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
 
     def _ended(self, trip: int) -> None:
         self.versions.release(self._book.in_flight[trip][1])
@@ -375,7 +382,7 @@ def check_settings(start: StartingRule, buffer_size: int, weigh: Weigh, max_stal
     check.integer(1, buffer_size=buffer_size)
     check.function(1, "a function of staleness, e.g. polynomial(0.5)", weigh=weigh)
     if max_staleness is not None:
-        check.integer(0, max_staleness=max_staleness)
+        check.integer(0, check.MOST, max_staleness=max_staleness)
 
 
 def _different(clients: Sequence[Hashable]) -> Sequence[Hashable]:

@@ -106,7 +106,7 @@ class Service:
         if secure is not None:
             held = vault(secure, self.books.server, path / "trusted", self.deployment.deadline)
             at_the_end.callback(held.close)
-        most_stale = secure.max_staleness if secure is not None else 0
+        most_stale = secure.stalest(self.books.server) if secure is not None else 0
         self.dispatch = Dispatch(self.books, self.deployment, self.job, sgd, self.limit, held, most_stale)
 
     # ── from the folder ──────────────────────────────────────────────────────────────────────────────────────────────

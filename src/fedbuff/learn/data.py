@@ -11,7 +11,7 @@ from fedbuff.learn.task import Task
 
 _SOME = 200  # clients that are looked at,
 _FEW = 32  # and at the start of every run
-_ROWS = 64  # of their inputs
+_ROWS = 64  # of their inputs, and of each split's
 Constants = Mapping[str, NDArray[Any]]
 
 
@@ -19,13 +19,18 @@ class Data(NamedTuple):
     """A task's own name, how many examples each client holds, and a digest of these, of some clients' examples and of what a
     model holds besides weights, such as word vectors.
 
-    labels   the same of sizes and labels only, as the earliest cells of `fedbuff paper` have it
+    held_out   a digest of what it is evaluated on
+    labels     the same as `digest` of sizes and labels only, as the earliest cells of `fedbuff paper` have it
     """
 
     name: str
     sizes: list[int]
     digest: str
+    held_out: str = ""
     labels: str = ""
+
+    def digests(self) -> dict[str, str]:
+        return {"digest": self.digest, "held_out": self.held_out}
 
 
 def data_of(task: Task) -> Data:
@@ -34,13 +39,14 @@ def data_of(task: Task) -> Data:
     sizes = task.sizes() or [task.examples(client) for client in range(len(task.clients))]
     some = _spread(len(task.clients), _SOME)
     constants = initial_weights(task, 0)[0].constants()
-    return Data(task.name, sizes, _digest(task, sizes, some, constants), _labels(task, sizes, some))
+    return Data(task.name, sizes, _digest(task, sizes, some, constants), _held_out(task), _labels(task, sizes, some))
 
 
-def quick_digest(task: Task, constants: Constants) -> str:
-    """The digest of fewer clients, for tasks that make up millions of them as they are asked for."""
+def quick_digests(task: Task, constants: Constants) -> dict[str, str]:
+    """The digests of fewer clients, for tasks that make up millions of them as they are asked for."""
     few = _spread(len(task.clients), _FEW)
-    return _digest(task, [len(task.clients), *(task.examples(client) for client in few)], few, constants)
+    sizes = [len(task.clients), *(task.examples(client) for client in few)]
+    return {"digest": _digest(task, sizes, few, constants), "held_out": _held_out(task)}
 
 
 def _labels(task: Task, sizes: Sequence[int], clients: Sequence[int]) -> str:
@@ -53,11 +59,26 @@ def _labels(task: Task, sizes: Sequence[int], clients: Sequence[int]) -> str:
 def _digest(task: Task, sizes: Sequence[int], clients: Sequence[int], constants: Constants) -> str:
     seen = hashlib.sha256(_labels(task, sizes, clients).encode())
     for client in clients:
-        inputs, again = (_bytes(task.clients[client][0][:_ROWS]) for _ in range(2))
-        seen.update(inputs if inputs == again else b"")  # augmented at random, perhaps: they are never the same
+        seen.update(_same(*(task.clients[client][0][:_ROWS] for _ in range(2))))
     for name in sorted(constants):
         seen.update(name.encode() + _bytes(constants[name]))
     return seen.hexdigest()[:12]
+
+
+def _held_out(task: Task) -> str:
+    """A digest of all labels and some inputs of every split."""
+    seen = hashlib.sha256()
+    for split, (inputs, labels) in task.splits.items():
+        seen.update(f"{split} {len(labels)}".encode() + _bytes(labels[:]))
+        for row in _spread(len(labels), _ROWS):
+            seen.update(_same(*(inputs[row : row + 1] for _ in range(2))))
+    return seen.hexdigest()[:12]
+
+
+def _same(once: Any, again: Any) -> bytes:
+    """What was found, or nothing if it is another thing every time, augmented at random perhaps."""
+    found = _bytes(once)
+    return found if found == _bytes(again) else b""
 
 
 def _bytes(values: Any) -> bytes:
@@ -73,7 +94,7 @@ def _array(values: Any) -> Any:
     return as_array(values)
 
 
-def _spread(clients: int, count: int) -> list[int]:
-    """So many clients, from the first to the last."""
-    chosen: list[int] = np.linspace(0, clients - 1, min(count, clients)).astype(int).tolist()
+def _spread(of: int, count: int) -> list[int]:
+    """So many of them, from the first to the last."""
+    chosen: list[int] = np.linspace(0, of - 1, min(count, of)).astype(int).tolist()
     return chosen

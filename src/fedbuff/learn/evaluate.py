@@ -59,7 +59,7 @@ def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: in
 
 def _counts(task: Task, output: Tensor, label: Tensor) -> Tensor | None:
     """Which labels the loss does not leave out: of classes, those that torch is told to, or numbers below 0; None: none."""
-    if label.is_floating_point():
+    if label.is_floating_point() or not isinstance(output, Tensor):  # several outputs: the loss is somebody's own
         return None
     if isinstance(task.loss, CrossEntropyLoss | NLLLoss):
         return label != task.loss.ignore_index

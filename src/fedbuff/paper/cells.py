@@ -26,7 +26,7 @@ from fedbuff.toml import Table
 class Cell:
     """What a run came to: its settings, its summary.json, and its learning curve on the first split, column by column.
 
-    data   the digest of the data it was run on; the earliest cells have none
+    data, held_out   the digests of what it was run and evaluated on; the earliest cells have none
     """
 
     settings: Table
@@ -34,6 +34,7 @@ class Cell:
     summary: Mapping[str, Any]
     curve: Mapping[str, list[Any]]
     data: str = ""
+    held_out: str = ""
 
     def to_target(self, cost: str) -> float | None:
         """`cost` (trips, server_steps, virtual_time) when the target was reached; None if it never was."""
@@ -83,7 +84,7 @@ def measure(
     out.mkdir(parents=True, exist_ok=True)
     with bar(f"{experiment.name} {seed}", experiment.until, quiet) as progress:
         run = experiment.run(out=folder(path, data), resume=True, progress=progress, workers=workers)
-    cell = Cell(without_seed(experiment), seed, run.summary, columns(run.metrics), data.digest)
+    cell = Cell(without_seed(experiment), seed, run.summary, columns(run.metrics), data.digest, data.held_out)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**vars(cell), "summary": dict(run.summary)})
     reached = run.summary["trips_to_target"]
@@ -116,10 +117,12 @@ def so_far(tables: Table, seed: int, out: Path, data: Data) -> Cell | None:
 
 def where(experiment: Settings, out: Path) -> Path:
     """The file of a cell: readable, and different for all that can change the result."""
-    text = toml.dumps(without_seed(experiment))
     task = next(iter(experiment.tables()["task"]))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return out / "cells" / f"{task}-{experiment.name}-{digest}-seed{experiment.seed}.json"
+    return out / "cells" / f"{task}-{experiment.name}-{_hash(without_seed(experiment))}-seed{experiment.seed}.json"
+
+
+def _hash(settings: Table) -> str:
+    return hashlib.sha256(toml.dumps(settings).encode()).hexdigest()[:12]
 
 
 def folder(path: Path, data: Data) -> Path:
@@ -141,18 +144,22 @@ def read(path: Path, data: Data) -> Cell | None:
         _check(cell, path)
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise FolderError(f"{path} is damaged ({e!r}): remove it to run this cell again") from e
-    if task != data.name or cell.data not in ("", data.digest, data.labels):
+    same = cell.data in ("", data.digest, data.labels) and cell.held_out in ("", data.held_out)
+    if task != data.name or not same:
         raise FolderError(f"{path}: a run on other data ({task}) than what is at hand ({data.name}); choose another --out")
     return cell
 
 
 def _check(cell: Cell, path: Path) -> None:
     """Refuse what no table could be made of."""
-    if path.stem.rpartition("-seed")[2] != str(cell.seed):
-        raise ValueError(f"seed {cell.seed}")
+    if not isinstance(cell.seed, int) or path.stem.rpartition("-seed")[2] != str(cell.seed):
+        raise ValueError(f"seed {cell.seed!r}")
+    if _hash(cell.settings) not in path.stem.split("-"):
+        raise ValueError("its settings are another cell's")
     for cost in _COSTS:
-        for value in (cell.summary[cost], cell.summary[f"{cost}_to_target"] or 0):
-            if not isinstance(value, int | float):
+        spent, reached = cell.summary[cost], cell.summary[f"{cost}_to_target"]
+        for value in (spent, 0 if reached is None else reached):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= spent:
                 raise ValueError(f"{cost} {value!r}")
     lengths = {len(cell.curve[name]) for name in _CURVE}
     if len(lengths) != 1 or not all(isinstance(v, int | float | None) for name in _CURVE for v in cell.curve[name]):

@@ -33,11 +33,20 @@ def epsilon(effective: float, delta: float, accountant: Accountant = "exact") ->
 def effective_noise(epsilon: float, delta: float, accountant: Accountant = "exact") -> float:
     """What `epsilon` is the inverse of."""
     da = _library()
-    exact = float(da.get_sigma_gaussian(epsilon, delta))
+    exact = _sigma(epsilon, delta)
     if accountant == "exact" or (accountant == "pld" and epsilon > _LARGE):
         return exact
     relation = da.NeighboringRelation.REPLACE_SPECIAL
     return _calibrate(da.GaussianDpEvent, epsilon, delta, accountant, relation, 0.9 * exact, 2 * exact)
+
+
+def _sigma(epsilon: float, delta: float) -> float:
+    """The noise of one Gaussian mechanism."""
+    with np.errstate(all="ignore"):  # on its way to hardly any
+        try:
+            return float(_library().get_sigma_gaussian(epsilon, delta))
+        except ValueError as e:
+            raise ValueError(f"epsilon={epsilon:g}: too large to be computed with ({e}); it promises nothing") from e
 
 
 @functools.cache  # seconds with `pld`
@@ -63,7 +72,7 @@ def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, account
 
     relation = da.NeighboringRelation.ADD_OR_REMOVE_ONE
     # without sampling it needs √steps times the noise of one step
-    most = float(da.get_sigma_gaussian(epsilon, delta)) * math.sqrt(steps) * 1.3
+    most = _sigma(epsilon, delta) * math.sqrt(steps) * 1.3
     try:
         bound = _calibrate(event, epsilon, delta, "rdp", relation, _LEAST, max(most, 0.2))
     except ValueError:

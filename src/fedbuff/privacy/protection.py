@@ -35,6 +35,8 @@ class Protection:
         return math.nan if factor is None else factor
 
     def refusal(self, client: int, step: int) -> str | None:
+        if step >= self.plan.horizon:
+            return f"the plan's horizon, {self.plan.horizon} server steps, is reached: there is no noise for more"
         return self.limits.refusal(client, step)
 
     def admit(self, client: int, step: int) -> None:

@@ -16,6 +16,7 @@ Matrix = NDArray[np.float64]
 
 _EXACT = 32  # up to this min_separation, and
 _OFTEN = 8  # this many participations, the tree's is computed exactly
+_MANY = 1000  # participations beyond which blt's are added up by running sums
 
 
 def levels(steps: int) -> int:
@@ -59,10 +60,28 @@ def of_blt(horizon: int, steps: int, max_participations: int = 1, min_separation
     c = coefficients(*constants(horizon), steps)
     if (c < 0).any() or (np.diff(c) > 0).any():
         raise ValueError(f"the blt constants for {horizon} steps do not fall from 1 to 0: their sensitivity is not known")
-    moved = np.zeros(steps)
-    for i in range(_times(steps, max_participations, min_separation)):
-        moved[i * min_separation :] += c[: steps - i * min_separation]
+    times = _times(steps, max_participations, min_separation)
+    moved = _moved(c, times, min_separation) if times <= _MANY else _moved_often(c, times, min_separation)
     return float(np.dot(moved, moved))
+
+
+def _moved(c: Matrix, times: int, separation: int) -> Matrix:
+    """How far a client that takes part in steps 0, b, 2b, … moves each of them."""
+    moved = np.zeros_like(c)
+    for i in range(times):
+        moved[i * separation :] += c[: len(c) - i * separation]
+    return moved
+
+
+def _moved_often(c: Matrix, times: int, separation: int) -> Matrix:
+    """The same by running sums, for many times."""
+    rows = -(-len(c) // separation)
+    by_rows = np.zeros((rows, separation))
+    by_rows.ravel()[: len(c)] = c
+    sums = np.cumsum(by_rows, axis=0)
+    sums[times:] -= sums[: rows - times].copy()
+    found: Matrix = sums.ravel()[: len(c)]
+    return found
 
 
 def constants(horizon: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -91,7 +110,8 @@ def of_restarts(one: list[list[float]], max_participations: int) -> float:
     """
     best = [0.0] * (max_participations + 1)
     for squares in one:
-        best = [max(best[k - j] + squares[min(j, len(squares) - 1)] for j in range(k + 1)) for k in range(len(best))]
+        most = len(squares) - 1  # more often makes no difference
+        best = [max(best[k - j] + squares[j] for j in range(min(k, most) + 1)) for k in range(len(best))]
     return best[-1]
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import tomllib
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ Arrays = dict[str, NDArray[Any]]
 class Folder:
     """Writes a run down while it goes on, so that it can be killed at any moment and resumed."""
 
-    def __init__(self, path: Path, settings: toml.Table, needed: int, resume: bool, data: str | None = None) -> None:
+    def __init__(
+        self, path: Path, settings: toml.Table, needed: int, resume: bool, data: Mapping[str, str] | None = None
+    ) -> None:
         """Open `path` for a new run, or to resume one with the same settings; prove that there is room for `needed` bytes.
 
-        `data` is a digest of what it is run on: a run does not go on with other data.
+        `data` are digests of what it is run on: a run does not go on with other data.
         """
         self.path = path
         make_writable_folder(path, needed)

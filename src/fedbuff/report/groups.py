@@ -21,17 +21,29 @@ class Group:
 
 
 def grouped(digests: Sequence[Digest]) -> list[Group]:
-    """Runs that differ in nothing but the seed make one group; groups of one name are told apart by their settings."""
-    same: dict[str, list[Digest]] = {}
+    """Runs that differ in nothing but the seed make one group; groups of one name are told apart by their settings.
+
+    A run that is there twice counts once. Settings name a dataset, not the files that were there: the task's own name does.
+    """
+    same: dict[tuple[str, str], list[Digest]] = {}
     for d in digests:
-        same.setdefault(json.dumps(without_seed(d), sort_keys=True), []).append(d)
+        group = same.setdefault((json.dumps(without_seed(d), sort_keys=True), str(d.summary["task"])), [])
+        if not any(d.summary["seed"] == other.summary["seed"] and d.curve == other.curve for other in group):
+            group.append(d)
     names = [str(runs[0].summary["algorithm"]) for runs in same.values()]
     tables = [toml.dotted(without_seed(runs[0])) for runs in same.values()]
+    for table, (settings, task) in zip(tables, same, strict=True):
+        if any(other != task for others, other in same if others == settings):
+            table["data"] = task
     named: dict[str, list[Digest]] = {}
     for i, runs in enumerate(same.values()):
         twins = [table for name, table in zip(names, tables, strict=True) if name == names[i]]
         differing = [key for key in tables[i] if any(table.get(key) != tables[i][key] for table in twins)]
-        remarks = [f"{_told_apart(key, differing)} {tables[i][key]}" for key in differing[:3]]
+        keys = differing[:3]
+        for twin in twins:  # as many more as it takes
+            if all(twin.get(key) == tables[i][key] for key in keys):
+                keys += [key for key in differing if twin.get(key) != tables[i][key]][:1]
+        remarks = [f"{_told_apart(key, differing)} {tables[i][key]}" for key in keys]
         name = f"{isolated(names[i])} ({', '.join(remarks)})" if remarks else names[i].strip()
         while name in named:
             name += "′"

@@ -15,7 +15,7 @@ from fedbuff.core.starting import StartingRule, arrivals
 from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.privacy.ledger import Ledger
 from fedbuff.sim.availability import windows
-from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock
+from fedbuff.sim.clock import ARRIVES, DROPS, WAKES, Clock, nothing_left
 from fedbuff.sim.steps import Steps
 from fedbuff.sim.timing import Sizes
 
@@ -117,6 +117,8 @@ class Plan:
         if schedule.full():  # a Poisson cohort that nobody is in
             self._step(self.clock.now)
             return
+        if schedule.exhausted():  # clients that arrive, or look whether they may, would do so for ever
+            raise nothing_left(self.clock.now)
         now, trip, ending = self.clock.next()
         if ending == WAKES:
             started = schedule.start_trips(now)

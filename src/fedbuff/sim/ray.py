@@ -2,8 +2,9 @@
 
 Each worker is an actor with one core. The task goes into the cluster's object store once, from where each node fetches it
 once; a chunk's trips go out in one call. An actor of our own node reads versions and writes updates in memory that it shares
-with us. For others a version goes into the object store, too, and a chunk's updates come back in one object. An actor or a
-node that dies is replaced and its work done again: the result does not change.
+with us. For others a version goes into the object store, too, and a chunk's updates come back in one object. An actor gets
+work once it has come up, which may take long, or for ever, where the cluster's cores are in use. One that dies, perhaps with
+its node, is replaced and its work done again: the result does not change.
 """
 
 import heapq
@@ -12,6 +13,7 @@ import os
 import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 2  # work that a worker has at hand: one under way, one so that it need not wait
 _DEATHS = 5  # so many workers may die of the same work
-_PATIENCE = 10.0  # seconds that a cluster may take to answer
+_PATIENCE = 10.0  # seconds that a cluster may take to answer,
+_LONG = 30.0  # and its workers to come up before it is said that they don't
 
 
 class OnRay:
@@ -58,34 +61,37 @@ class OnRay:
         self._versions = SharedVersions(Rows(versions, len(like), like.dtype, on_disk), {})
         self._stored: dict[int, Any] = {}  # version -> where it is in the object store, if an actor elsewhere needs it
         self._ours = not ray.is_initialized()
-        if self._ours:
-            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-            there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
-            if there:
-                _answers(there)
-            try:
-                ray.init(address=there, **quiet) if there else ray.init(num_cpus=workers, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as e:
-                raise ValueError(f"address={there!r}: could not connect to a Ray cluster there: {e}") from e
-        cpus = int(ray.cluster_resources().get("CPU", 0))
-        if workers is not None and workers > cpus:
-            raise ValueError(f"workers={workers}: the Ray cluster has {cpus} CPUs, and each worker takes one")
-        for part in (task.model, task.loss, task.accuracy):
-            _send_by_value(part)
-        self._task, self._make = ray.put(task), ray.put(make)
-        self._node = ray.get_runtime_context().get_node_id()
-        self._near: set[Any] = set()  # actors that share our memory, as far as is known: they have sent no updates
-        self._at_hand: dict[Any, list[int]] = {self._actor(): [] for _ in range(workers or cpus)}
+        self._near: set[Any] = set()  # actors that share our memory
+        self._starting: dict[Any, Any] = {}  # word that it has come up -> actor
+        self._at_hand: dict[Any, list[int]] = {}  # actors that have come up, and their work
         self._running: dict[Any, tuple[int, Any]] = {}  # result to come -> key, actor
         self._queue: list[tuple[int, int]] = []
         self._work: dict[int, Work] = {}
         self._sent: set[int] = set()
         self._done: dict[int, Any] = {}
         self._deaths: dict[int, int] = {}
+        self._stillborn = 0  # actors that have died before they came up, one after another
+        self._silent_since: float | None = time.monotonic()  # no actor is up
+        _connect(address, workers)
+        try:
+            cpus = int(ray.cluster_resources().get("CPU", 0))
+            if workers is not None and workers > cpus:
+                raise ValueError(f"workers={workers}: the Ray cluster has {cpus} CPUs, and each worker takes one")
+            for part in (task.model, task.loss, task.accuracy):
+                _send_by_value(part)
+            self._task, self._make = _sent(task), ray.put(make)
+            self._node = ray.get_runtime_context().get_node_id()
+            for _ in range(workers or cpus):
+                self._start()
+        except BaseException:
+            self.close()
+            raise
 
-    def _actor(self) -> Any:
+    def _start(self) -> None:
+        """Ask for an actor."""
         shared = self._versions.rows.place(), self.updates.place()
-        return ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make, self._node, *shared)
+        actor = ray.remote(num_cpus=1)(_Worker).remote(self._task, self._make, self._node, *shared)
+        self._starting[actor.is_near.remote()] = actor
 
     def keep(self, version: int, weights: Vector) -> None:
         self._versions.keep(version, weights)
@@ -110,8 +116,11 @@ class OnRay:
         if key in self._work and key not in self._sent:
             heapq.heappush(self._queue, (NOW, key))  # somebody is waiting: before all others
         while key not in self._done:
-            self._receive(None)
-        return self._done.pop(key)
+            self._receive(_PATIENCE)
+        result = self._done.pop(key)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def pids(self) -> list[int]:
         return []  # they may be anywhere
@@ -120,11 +129,11 @@ class OnRay:
         if self._ours:
             ray.shutdown()
             return
-        for actor in self._at_hand:
+        for actor in (*self._at_hand, *self._starting.values()):
             ray.kill(actor)
 
     def _hand_out(self) -> None:
-        while self._queue:
+        while self._queue and self._at_hand:
             actor = min(self._at_hand, key=lambda a: len(self._at_hand[a]))
             if len(self._at_hand[actor]) >= _AT_ONCE:
                 return
@@ -150,22 +159,26 @@ class OnRay:
             self._stored[version] = ray.put(self._versions[version])
         return self._stored[version]
 
-    def _receive(self, timeout: float | None) -> None:
-        """Hand out work and take in results; with `timeout` None, wait for one."""
+    def _receive(self, timeout: float) -> None:
+        """Hand out work, and take in results and who has come up; wait for something of that as long as `timeout`."""
         self._hand_out()
-        if not self._running:
+        expected = [*self._running, *self._starting]
+        if not expected:
             return
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
-        if not ready and timeout != 0:
-            ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        ready, _ = ray.wait(expected, num_returns=len(expected), timeout=0)
+        if not ready and timeout:
+            ready, _ = ray.wait(expected, num_returns=1, timeout=timeout)
         for coming in ready:
+            if coming in self._starting:
+                self._come_up(coming)
+                continue
             if coming not in self._running:  # its actor died and was replaced meanwhile
                 continue
             key, actor = self._running[coming]
             try:
                 result = ray.get(coming)
-            except ray.exceptions.RayTaskError as e:
-                raise e.cause if isinstance(e.cause, Exception) else e from e
+            except ray.exceptions.RayTaskError as e:  # for whoever asks for this work
+                result = e.cause if isinstance(e.cause, Exception) else e
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as e:
                 self._replace(actor, key, e)
                 continue
@@ -173,14 +186,35 @@ class OnRay:
             self._at_hand[actor].remove(key)
             self._sent.discard(key)
             work = self._work.pop(key)
-            if isinstance(work, Chunk):
-                if result is None:
-                    self._near.add(actor)
-                else:
-                    self.updates.matrix[list(work.rows)] = result
-                    result = None
+            if isinstance(work, Chunk) and isinstance(result, np.ndarray):
+                self.updates.matrix[list(work.rows)] = result
+                result = None
             self._done[key] = result
         self._hand_out()
+        if self._silent_since is not None and time.monotonic() - self._silent_since > _LONG:
+            self._silent_since = None  # said once
+            print(
+                f"fedbuff: none of {len(self._starting)} workers on Ray has come up for {_LONG:g} s: are all of the "
+                "cluster's cores in use? Waiting",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _come_up(self, coming: Any) -> None:
+        """An actor is there, or has died before it was."""
+        actor = self._starting.pop(coming)
+        try:
+            near = ray.get(coming)
+        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as e:
+            self._stillborn += 1
+            if self._stillborn == _DEATHS:
+                raise RuntimeError(f"{_DEATHS} Ray workers died one after another before they could work: {e}") from e
+            self._start()
+            return
+        self._at_hand[actor] = []
+        self._stillborn, self._silent_since = 0, None
+        if near:
+            self._near.add(actor)
 
     def _replace(self, actor: Any, key: int, why: Exception) -> None:
         """An actor died: another one does its work."""
@@ -194,7 +228,9 @@ class OnRay:
         for k in lost:
             self._sent.discard(k)
             heapq.heappush(self._queue, (NOW, k))
-        self._at_hand[self._actor()] = []
+        self._start()
+        if not self._at_hand:
+            self._silent_since = time.monotonic()
 
 
 class _Worker:
@@ -208,6 +244,10 @@ class _Worker:
         if versions and updates and node == ray.get_runtime_context().get_node_id():
             both = found(versions), found(updates)
             self._versions, self._updates = (None, None) if None in both else both
+
+    def is_near(self) -> bool:
+        """Whether it shares memory with whoever made it."""
+        return self._updates is not None
 
     @cached_property
     def _trainer(self) -> "Trainer":
@@ -241,6 +281,32 @@ class _Worker:
             return dict(zip(places, ray.get(there), strict=True))
         shared = SharedVersions(self._versions, dict(zip(places, there, strict=True)))
         return {version: shared[version] for version in places}
+
+
+def _connect(address: str | None, workers: int | None) -> None:
+    """To the cluster at `address`, or to one that is started here; whoever has connected this process before has done so."""
+    there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address and address.rpartition(":")[2].isdecimal() and address.rpartition(":")[2] != joined.rpartition(":")[2]:
+            raise ValueError(f"address={address!r}: this process is connected to another Ray cluster, {joined}; ray.shutdown()")
+        return
+    if there:
+        _answers(there)
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    try:  # "local": not one that happens to be running here
+        ray.init(address=there, **quiet) if there else ray.init(address="local", num_cpus=workers, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        what = f"address={there!r}: could not connect to a Ray cluster there" if there else "engine='ray': could not start Ray"
+        raise ValueError(f"{what}: {e}") from e
+
+
+def _sent(task: "Task") -> Any:
+    try:
+        return ray.put(task)
+    except TypeError as e:
+        why = str(e.__cause__ or e).strip().splitlines()[0]
+        raise ValueError(f"task: it can't be sent to Ray's workers, as something in it can't be pickled: {why}") from e
 
 
 def _answers(address: str) -> None:

@@ -93,7 +93,7 @@ class SecureAggregation:
         check.integer(0, 10**6, max_staleness=self.max_staleness)
         check.integer(1, helpers=self.helpers, recovery=self.recovery)
         check.integer(0, privacy=self.privacy)
-        check.number(0, 1, below=True, dropout=self.dropout)
+        check.number(0, 0.9, dropout=self.dropout)  # above that, somebody may vanish hundreds of times in a row
 
     def check(self, server: "Server") -> None:
         """Refuse a server whose buffers can't be added up so."""
@@ -104,6 +104,10 @@ class SecureAggregation:
             raise ValueError("poisson=True: a secure buffer is released at exactly K updates, a Poisson cohort has any number")
         if server.buffer_size < 2:
             raise ValueError(f"buffer_size={server.buffer_size}: the sum of one update hides nothing; expected at least 2")
+
+    def stalest(self, server: "Server") -> int:
+        """The largest staleness that is accepted: the server's limit, or where the table of weights ends."""
+        return self.max_staleness if server.max_staleness is None else min(self.max_staleness, server.max_staleness)
 
     def policy(
         self, length: int, buffer_size: int, weigh: Weigh, noise: bool = False, noise_bound: float = 0.0

@@ -19,7 +19,7 @@ from fedbuff.core.server import SETTINGS, Server
 from fedbuff.core.starting import is_sampled
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
-from fedbuff.learn.data import quick_digest
+from fedbuff.learn.data import quick_digests
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
 from fedbuff.privacy.plan import Plan
@@ -149,8 +149,7 @@ def simulate(
         stalest = server.max_staleness
         if secure_aggregation is not None:
             agree(check.plain(secure_aggregation), server, privacy)
-            ends = secure_aggregation.max_staleness
-            stalest = ends if stalest is None else min(stalest, ends)
+            stalest = secure_aggregation.stalest(server)
         flat, drawn = initial_weights(task, seed)
         first_look(task, flat, training.device)
         weights = _starting_point(server, drawn)
@@ -190,7 +189,7 @@ def simulate(
         divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
         aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
         if out is not None:  # before anything that takes time
-            needed, data = _disk_needed(aggregation), quick_digest(task, flat.constants())
+            needed, data = _disk_needed(aggregation), quick_digests(task, flat.constants())
             folder = at_the_end.enter_context(Folder(Path(out), tables, needed, resume, data))
             if folder.finished:
                 forget_key(folder.path)  # it was killed right before

@@ -28,7 +28,7 @@ class Until:
             elif name == "virtual_time":
                 check.number(0, above=True, virtual_time=value)
             else:
-                check.integer(1, **{name: value})
+                check.integer(1, check.MOST, **{name: value})
 
     def __or__(self, other: "Until") -> "Until":
         def earlier(name: str) -> float | None:

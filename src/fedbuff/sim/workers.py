@@ -90,8 +90,14 @@ class Workers:
                 continue
             work = self._work.pop(mine)
             self._hand_out(at_once=3)  # nobody will hand out more before this is done
-            self._done[mine], seconds = timed(work, self._trainer, self._versions, self.updates)
-            self._took(seconds)
+            try:
+                self._done[mine], seconds = timed(work, self._trainer, self._versions, self.updates)
+            except Exception as e:
+                if mine == key:
+                    raise
+                self._done[mine] = e  # for whoever asks for it, as if another process had done it
+            else:
+                self._took(seconds)
             if mine != key:
                 self._receive(0)
         self._hand_out()

@@ -2,7 +2,7 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from fedbuff.toml import SettingsError, Table
 
 
 @contextlib.contextmanager
-def opened(out: Path, tables: Table, searched: Mapping[str, Any]) -> Iterator[Path]:
-    """The study's database, which nobody else is using, and which is whole and of the same settings, ranges and data."""
+def opened(out: Path, tables: Table, searched: Mapping[str, Any], make: Callable[[Path], Any]) -> Iterator[Path]:
+    """The study's database, which nobody else is using, and which is whole and of the same settings, ranges and data.
+
+    `make` puts a new study into a file.
+    """
     out.mkdir(parents=True, exist_ok=True)
     text = toml.dumps({**tables, "tune": dict(searched)})
     with lock(out):
@@ -28,9 +31,16 @@ def opened(out: Path, tables: Table, searched: Mapping[str, Any]) -> Iterator[Pa
         if not same:
             raise SettingsError(f"{out} holds a study of other settings or ranges; choose another --out, or remove it")
         database = (out / "study.db").resolve()
-        check_whole(database)
+        if database.exists():
+            check_whole(database)
+        else:  # whole or absent: half a database can't be gone on with
+            fresh = database.with_name("study.new")
+            for part in database.parent.glob("study.new*"):
+                part.unlink()
+            make(fresh)
+            fresh.replace(database)
         if not begun or (out / DATA).exists():  # an earlier version's studies did not say
-            see_data(out, data_of(settings.from_tables(tables).load_task()).digest, "study")
+            see_data(out, data_of(settings.from_tables(tables).load_task()).digests(), "study")
         write_text(kept, text)
         yield database
 

@@ -7,7 +7,6 @@ lucky seed finds learning rates at the edge. Trials are kept in SQLite: a study 
 with one process ends the same as one that was not.
 """
 
-import json
 import multiprocessing
 import os
 import sys
@@ -59,12 +58,12 @@ def tune(
     budget(settings.from_tables(tables))  # which checks that there is one
     check_space(tables, space)
     ranges_of = {path: toml.fields_of(r) if isinstance(r, between) else list(r) for path, r in space.items()}
-    with opened(out, tables, ranges_of) as database:
+    with opened(out, tables, ranges_of, make_study) as database:
         study = make_study(database)
         stale(study)
-        known = {json.dumps(t.system_attrs.get("fixed_params"), sort_keys=True) for t in study.get_trials(deepcopy=False)}
+        tried = [t.system_attrs.get("fixed_params") for t in finished(study)]
         for values in first:
-            if json.dumps(dict(values), sort_keys=True) not in known:
+            if dict(values) not in tried:
                 study.enqueue_trial(dict(values))
         if workers == 1:
             work(database, tables, space, trials, seed, say)
@@ -102,17 +101,17 @@ def make_sampler(seed: int) -> "optuna.samplers.BaseSampler":
 
 
 def stale(study: "optuna.Study") -> None:
-    """Trials under way in a study that nobody works on were killed: they are tried again.
+    """Trials under way in a study that nobody works on were killed, and those that wait were to come after them.
 
-    What they had been given is asked for again. What was drawn is not: it may be half of a trial's values, and the sampler
-    draws the same ones anew.
+    All are forgotten: what was to be tried first is asked for again, in its order, and what was drawn, perhaps half of a
+    trial's values, the sampler draws anew.
     """
     from optuna.trial import TrialState
 
+    while study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        study.ask()
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
-        if given := trial.system_attrs.get("fixed_params"):
-            study.enqueue_trial(given)
 
 
 # ── trials ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -215,12 +214,18 @@ def ranked(study: "optuna.Study") -> "list[optuna.trial.FrozenTrial]":
     return sorted(complete, key=lambda t: (t.value or 0.0, t.number))
 
 
+def finished(study: "optuna.Study") -> "list[optuna.trial.FrozenTrial]":
+    """The trials that were followed to their end or given up, in order."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
 def outcome(study: "optuna.Study", tables: Table, ranges: str) -> Table:
     """The best trial, how many there were, and all of them in order."""
     from optuna.trial import TrialState
 
-    finished = [t for t in study.get_trials(deepcopy=False) if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    complete = ranked(study)
+    done, complete = finished(study), ranked(study)
     target, trips = budget(settings.from_tables(tables))
     best = None
     for trial in complete[:AGAIN]:
@@ -234,8 +239,8 @@ def outcome(study: "optuna.Study", tables: Table, ranges: str) -> Table:
         "trips": trips,
         "seeds": [tables["seed"], tables["seed"] + 1],
         "ranges": ranges,
-        "trials": len(finished),
-        "given_up": len(finished) - len(complete),
+        "trials": len(done),
+        "given_up": len(done) - len(complete),
         "best": best,
         "all": [
             {
@@ -244,7 +249,7 @@ def outcome(study: "optuna.Study", tables: Table, ranges: str) -> Table:
                 "reached": t.user_attrs.get("reached"),
                 "looks": len(t.intermediate_values),
             }
-            for t in finished
+            for t in done
         ],
     }
 
