@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +27,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster of two nodes with one core each, both on this machine."""
+def cluster() -> Iterator[Any]:
+    """Of two nodes with one core each, both on this machine."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
-    yield cluster.address
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture
+def address(cluster: Any) -> str:
+    return str(cluster.address)
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "mixing", "over-selection"])
@@ -106,6 +112,61 @@ def test_a_killed_ray_worker_changes_nothing(address, small_task):
     hunter.join()
     assert len(killed) == 2
     assert same_arrays(there.weights, here.weights)
+
+
+def test_a_node_that_dies_changes_nothing(cluster, address, small_task):
+    """Nor is anybody waited for who has no node to come up on."""
+    here = run(SERVERS["fedbuff"], small_task, trips=400)
+    nodes = [cluster.add_node(num_cpus=1)]
+
+    def kill(status: Any) -> None:
+        if status.trips >= 100 and nodes:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+
+    there = run(SlowServer, slow(small_task), trips=400, engine="ray", address=address, workers=3, progress=kill)
+    assert not nodes
+    assert same_arrays(there.weights, here.weights)
+
+
+def test_cores_that_others_use_are_not_waited_for(address, small_task):
+    class Other:
+        """Somebody else's work."""
+
+        def there(self) -> bool:
+            return True
+
+    here = run(SERVERS["fedbuff"], small_task)
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        other = ray.remote(num_cpus=1)(Other).remote()
+        ray.get(other.there.remote())
+        there = run(SERVERS["fedbuff"], small_task, engine="ray")
+        with pytest.raises(ValueError, match="connected to another Ray cluster"):
+            run(SERVERS["fedbuff"], small_task, engine="ray", address="127.0.0.1:1")
+    finally:
+        ray.shutdown()
+    assert same_arrays(there.weights, here.weights)
+
+
+def test_without_an_address_a_cluster_is_started_though_another_one_is_running(address, fedbuff, tmp_path):
+    """In a process of its own: once Ray has started a cluster it wants its token from all others."""
+    settings = 'task.digits = {clients = 40, model = "linear"}\nalgorithm.fedbuff.concurrency = 8\nclient.lr = 0.1\n'
+    (tmp_path / "s.toml").write_text(f"{settings}until.trips = 60\n")
+    fedbuff("run", "s.toml", "--quiet", "--out", "here")
+    fedbuff("run", "s.toml", "--quiet", "--out", "there", "--engine", "ray", "--workers", 1)
+    here, there = fb.load(tmp_path / "here"), fb.load(tmp_path / "there")
+    assert same_arrays(there.weights, here.weights)
+
+
+def test_a_task_that_can_not_travel_is_a_mistake_that_leaves_no_ray_behind(address, small_task):
+    class Locked(list):
+        def __init__(self, *clients: Any) -> None:
+            super().__init__(*clients)
+            self.lock = threading.Lock()
+
+    with pytest.raises(ValueError, match=r"task: it can't be sent to Ray's workers.*lock"):
+        run(SERVERS["fedbuff"], replace(small_task, clients=Locked(small_task.clients)), engine="ray", address=address)
+    assert not ray.is_initialized()
 
 
 SlowServer = SERVERS["fedbuff"]
