@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import fedbuff as fb
 from conftest import same_arrays
 from fedbuff.learn.work import Trainer
 from fedbuff.sim import ahead, shared, workers
-from fedbuff.sim.pool import Block
+from fedbuff.sim.pool import Block, Chunk
 from fedbuff.sim.shared import Rows
 from fedbuff.sim.simulation import Simulation
 from lockstep import lockstep
@@ -447,3 +448,25 @@ def test_a_disk_that_takes_no_more_is_said_before_anybody_writes_to_it(monkeypat
         rows.take(1)
     rows.give([first])
     assert rows.take(1) == [first]
+
+
+def test_an_error_is_of_whoever_asks_for_the_work_not_of_who_happens_to_do_it():
+    """A trip that no server step comes to use must not end a run, whether this process trained it or another."""
+
+    class Slow:
+        def train(self, updates: Any, rows: Any, trips: Any, clients: Any, weights: Any) -> None:
+            if trips[0] == 3:
+                raise OSError("a client's file")
+            time.sleep(0.3)
+
+    pool = workers.Workers(Slow(), 4, 8, np.zeros(2, np.float32), on_disk=False, workers=2)
+    try:
+        pool.keep(0, np.zeros(2, np.float32))
+        for key in (1, 2, 3):  # the other process has two at hand: this one does the third while it waits for the first
+            pool.submit(key, Chunk([key], [0], [0], pool.updates.take(1)), key)
+        pool.result(1)
+        pool.result(2)
+        with pytest.raises(OSError, match="a client's file"):
+            pool.result(3)
+    finally:
+        pool.close()

@@ -296,6 +296,14 @@ def test_an_existing_run_is_not_overwritten(settings_file, fedbuff, tmp_path):
     assert "already holds a run" in fedbuff("run", settings_file, "--out", tmp_path / "run", code=2).stderr
 
 
+def test_a_run_that_was_refused_before_it_began_does_not_hold_its_folder(settings_file, fedbuff, tmp_path):
+    out = ["--out", tmp_path / "run", "--quiet"]
+    fedbuff("run", settings_file, *out, "--engine", "ray", "--address", "127.0.0.1:1", code=2)
+    assert (tmp_path / "run" / "settings.toml").exists()
+    fedbuff("run", settings_file, *out, "--seed", 5)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["seed"] == 5
+
+
 def _no_large_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

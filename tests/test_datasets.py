@@ -1067,7 +1067,10 @@ def test_hugging_face_classes_of_the_same_name_have_the_same_number():
 
 def test_an_example_of_nobody_is_no_client_of_hugging_faces():
     data = real(x=[[1.0], [2.0], [3.0]], label=[0, 1, 1], user=[1.0, float("nan"), float("nan")])
-    assert "by='user': 2 of 3 examples have none (NaN)" in refusal(lambda: fb.tasks.hugging_face(data, data, by="user"))
+    named = real(x=[[1.0], [2.0], [3.0]], label=[0, 1, 1], user=["ann", None, None])
+    for some in (data, named):
+        complaint = refusal(lambda some=some: fb.tasks.hugging_face(some, some, by="user"))
+        assert "by='user': 2 of 3 examples have none (None or NaN)" in complaint
 
 
 @pytest.mark.parametrize(("mode", "white"), [("1", 1), ("L", 255), ("I;16", 65_535)])

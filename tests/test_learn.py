@@ -490,3 +490,11 @@ def test_a_model_may_have_several_outputs_if_loss_and_accuracy_know_them():
     server = fb.Server(start=fb.refill(3), buffer_size=2)
     run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(10), workers=1)
     assert 0 <= run.metrics[-1]["accuracy"] <= 1
+
+
+def test_a_single_row_that_was_reversed_is_a_row():
+    x, y = np.ones((1, 4), np.float32)[::-1], np.zeros(1, np.int64)[::-1]
+    task = fb.Task(model=lambda: torch.nn.Linear(4, 3), loss=F.cross_entropy, clients=[(x, y)] * 4, evaluate=(x, y))
+    server = fb.Server(start=fb.refill(2), buffer_size=2)
+    run = fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.trips(4), workers=1)
+    assert run.summary["server_steps"] == 2

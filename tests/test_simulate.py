@@ -298,6 +298,18 @@ def test_an_unbound_server_says_what_it_lacks():
             ask(fb.Server(start=fb.refill(5), buffer_size=2))
 
 
+def test_a_state_is_restored_as_it_was_begun_or_not_and_only_into_the_same_model():
+    def server(n: int) -> fb.Server:
+        return fb.Server(weights=np.zeros(n), clients=10, start=fb.refill(4), buffer_size=2)
+
+    state = server(3).state()
+    restored = server(3)
+    restored.restore(*state)
+    assert len(restored.begin()) == 4
+    with pytest.raises(ValueError, match="3 weights, and this server has 5"):
+        server(5).restore(*state)
+
+
 def test_a_restored_server_tells_the_pending_wake_up():
     """A driver that was restarted does not remember when the next client arrives."""
     server = fb.Server(weights=np.zeros(2), clients=9, start=fb.arrivals(rate=2.0), buffer_size=1)

@@ -303,13 +303,16 @@ class Server:
         if self._protection is not None:
             spent, facts["protection"] = self._protection.state()
             arrays |= spent
-        return arrays, {"schedule": self._book.state(), "buffer": self._buffer, **facts}
+        return arrays, {"begun": self._begun, "schedule": self._book.state(), "buffer": self._buffer, **facts}
 
     def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> list[Command]:
         """Take over the state of a server with the same settings, in place of `begin`.
 
         Returns the wake-up that was pending, if any, for a driver that does not remember it; `in_flight` has the trips.
         """
+        for name, w in arrays.items():
+            if name.startswith("version.") and w.shape != self.weights.shape:
+                raise ValueError(f"{name}: {len(w)} weights, and this server has {len(self.weights)}: another model's state")
         self._book.restore(facts["schedule"])
         held = [version for _, version in self._book.in_flight.values()]
         weights = {int(name.removeprefix("version.")): w for name, w in arrays.items() if name.startswith("version.")}
@@ -318,7 +321,7 @@ class Server:
         if self._protection is not None:
             self._protection.restore(arrays, facts["protection"])
         self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
-        self._begun = True
+        self._begun = facts.get("begun", True)  # earlier versions did not say
         return self._orders([])
 
     @property

@@ -95,8 +95,11 @@ class Buffers:
 
 def as_tensor(array: object, like: torch.Tensor) -> torch.Tensor:
     """A copy of inputs or labels, as the model takes them: its code may change them in place."""
-    own = array.detach().clone() if isinstance(array, torch.Tensor) else torch.tensor(np.ascontiguousarray(array))
-    return cast(own, like)
+    if isinstance(array, torch.Tensor):
+        return cast(array.detach().clone(), like)
+    values = np.ascontiguousarray(array)
+    # a single row counts as contiguous though it was reversed, which torch does not take
+    return cast(torch.tensor(values.copy() if any(stride < 0 for stride in values.strides) else values), like)
 
 
 def cast(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -63,8 +63,10 @@ def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
     if by not in dataset.column_names:
         raise ValueError(f"by={by!r}: no such column; there are {', '.join(dataset.column_names)}")
     keys = list(np.asarray(read(dataset, f"by={by!r}")[by]))
-    if nobody := sum(isinstance(key, float | np.floating) and bool(np.isnan(key)) for key in keys):
-        raise ValueError(f"by={by!r}: {nobody:,} of {len(keys):,} examples have none (NaN); leave them out, or name somebody")
+    if nobody := sum(key is None or (isinstance(key, float | np.floating) and bool(np.isnan(key))) for key in keys):
+        raise ValueError(
+            f"by={by!r}: {nobody:,} of {len(keys):,} examples have none (None or NaN); leave them out, or name somebody"
+        )
     try:
         return by_key(keys)
     except TypeError as e:  # lists have no hash

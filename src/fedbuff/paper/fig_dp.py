@@ -1,9 +1,9 @@
 """Figure 4: accuracy after one pass over the clients against epsilon, for four private methods.
 
 FedBuff and FedAvgM with DP-FTRL (the paper's tree), FedAvgM with amplified DP-SGD on Poisson cohorts, and FedBuff with a BLT,
-which the paper did not have. Every client takes part at most once; all methods have the same clip, momentum and four server
-learning rates to choose from, in proportion to the updates of a step. Staleness is not weighted: noise is paid for a weight of
-1, whatever the weight is.
+which the paper did not have. Every client takes part at most once, in Poisson cohorts once on average; all methods have the
+same clip, momentum and four server learning rates to choose from, in proportion to the updates of a step. Staleness is not
+weighted: noise is paid for a weight of 1, whatever the weight is.
 """
 
 import math
@@ -108,7 +108,8 @@ def result(ask: Ask, found: Cells) -> Result:
         ),
     ]
     notes = [
-        f"{trips(ask):,} trips, each client at most once: {steps:,} server steps of FedBuff with K = {K}, "
+        f"{trips(ask):,} trips, each client at most once, or once on average in the Poisson cohorts of DP-SGD: "
+        f"{steps:,} server steps of FedBuff with K = {K}, "
         f"{trips(ask) // COHORT:,} of FedAvgM with cohorts of {COHORT}",
         f"concurrency {COHORT}, δ = {DELTA:g}, clip {CLIP:g}, β = {BETA:g}, seeded noise",
         "a linear model (on the mean of a tweet's word vectors, on Sent140), not the paper's LSTM: at this number of clients, "

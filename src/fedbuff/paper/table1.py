@@ -13,6 +13,10 @@ PAPER: dict[str, dict[str, float | None]] = {
     "cifar10": {"fedbuff": 67.5, "fedasync": 73.3, "fedavgm": 122.7, "fedavg": 386.7, "fedprox": 292.7},
 }
 LIMIT = 600.0
+CONTRADICTION = (
+    "the paper's own speed-ups over FedAvg and FedProx here, 8.5 and 8.4, are not those of its trips, which stand beside ours: "
+    "they fit a FedBuff of 27.1"
+)
 
 
 def cells(ask: Ask) -> dict[str, Table]:
@@ -32,7 +36,7 @@ def result(ask: Ask, found: Cells) -> Result:
         pairs,
         "thousand trips to the target",
         checks(found) + as_few(ask, trips["fedbuff"]),
-        [same] if ask.at_hand.one_step else [],
+        ([same] if ask.at_hand.one_step else []) + ([CONTRADICTION] if ask.dataset.paper == "celeba" else []),
     )
 
 

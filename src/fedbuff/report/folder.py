@@ -48,6 +48,10 @@ class Folder:
     def _claim(self, text: str, resume: bool) -> None:
         """Write the settings down, or see that the run that is there has the same."""
         existing = self.path / "settings.toml"
+        traces = (self._checkpoint, *(self.path / name for name in ("journal", "metrics.jsonl", "summary.json")))
+        if not resume and existing.exists() and not any(trace.exists() for trace in traces):
+            existing.unlink()  # of a run that was refused before it began
+            (self.path / DATA).unlink(missing_ok=True)
         if not existing.exists():
             write_text(existing, text)
         elif not resume:

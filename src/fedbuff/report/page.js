@@ -43,8 +43,11 @@
   function ticks(low, high, about) {
     const raw = (high - low) / Math.max(about, 1);
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((s) => s >= raw * 0.999);
-    const found = [];
+    const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10].map((factor) => factor * power);
+    let at = steps.findIndex((s) => s >= raw * 0.999);
+    const count = (s) => Math.floor(high / s + 1e-9) - Math.ceil(low / s - 1e-9) + 1;
+    while (at > 0 && count(steps[at]) < 2) at--;  // a single tick says nothing of an axis
+    const [step, found] = [steps[at], []];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
     return found;
   }

@@ -126,7 +126,7 @@ def load(folder: str | Path) -> Run:
     if not (path / "summary.json").is_file():
         unfinished = "has no summary.json: the run is not finished (go on with --resume)"
         known = (path / "settings.toml").is_file()
-        what = unfinished if known else "is not a run folder" if path.is_dir() else "does not exist"
+        what = unfinished if known else "is not a run folder" if path.exists() else "does not exist"
         raise FolderError(f"{path} {what}")
     try:
         found = Run(
