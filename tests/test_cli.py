@@ -304,6 +304,17 @@ def test_a_run_that_was_refused_before_it_began_does_not_hold_its_folder(setting
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["seed"] == 5
 
 
+@pytest.mark.parametrize("beside", [[], ["study.db", "data.json"]])
+def test_settings_that_are_somebodys_own_are_left_alone(beside, settings_file, fedbuff, tmp_path):
+    (tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine" / "settings.toml"
+    mine.write_text(f"# mine\n{settings_file.read_text()}")
+    for name in beside:
+        (tmp_path / "mine" / name).write_text("{}")
+    assert "already holds a run" in fedbuff("run", mine, "--out", tmp_path / "mine", code=2).stderr
+    assert mine.read_text().startswith("# mine")
+
+
 def _no_large_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

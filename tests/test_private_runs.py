@@ -121,6 +121,7 @@ def test_a_server_without_noise_left_refuses_updates_and_keeps_its_promises():
         commands = server.handle(fb.UpdateArrived(trips.pop(0), np.ones(3)))
         trips += [command.trip for command in commands if isinstance(command, fb.StartTrip)]
     assert server.version == 2
+    assert server.exhausted
     assert server.buffered == 0
     assert "horizon" in commands[0].reason
 

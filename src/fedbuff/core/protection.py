@@ -24,6 +24,9 @@ class Protection(Protocol):
     def factor(self, update: Vector, weight: float) -> float:
         """What to multiply an update by: clipped first, then weighted."""
 
+    def over(self, step: int) -> bool:
+        """Whether there is no noise for this server step, nor for any after it."""
+
     def refusal(self, client: int, step: int) -> str | None:
         """Why a client's update may not be part of this server step, or None."""
 

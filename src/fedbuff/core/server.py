@@ -175,14 +175,15 @@ class Server:
         return self._admitted(event.trip, client, start_version, weight, event.time)
 
     def _update_sealed(self, event: UpdateSealed) -> list[Command]:
-        """The same with an update that is somewhere else, clipped and weighted by its client."""
+        """The same with an update that is somewhere else, clipped and weighted by its client.
+
+        Whether it is too stale was for whoever let it in there to see: from the sum, nobody can take it out again.
+        """
         started = self._in_flight(event.trip)
         if started is None:
             return [self._unknown(event.trip)]
         client, start_version = started
-        refused = self._too_stale(self.version - start_version)
-        if refused is None and self._protection is not None:
-            refused = self._protection.refusal(client, self.version)
+        refused = self._protection.refusal(client, self.version) if self._protection is not None else None
         if not self._sealed or self._book.full() or refused:
             reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
             return self._rejected(event, reason)
@@ -273,8 +274,8 @@ class Server:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing will happen any more, as the limits of its protection let nobody take part again."""
-        return self._book.exhausted()
+        """Whether no step will be taken any more: its protection lets nobody take part again, or has noise for no more."""
+        return self._book.exhausted() or (self._protection is not None and self._protection.over(self.version))
 
     @property
     def version(self) -> int:
@@ -347,8 +348,8 @@ class Server:
 
     def _acceptable(self, update: Any, examples: Any, staleness: int) -> tuple[Vector | None, str]:
         """The update as a vector of the model's dtype, or why not; that it is finite is seen on the sum."""
-        if refused := self._too_stale(staleness):
-            return None, refused
+        if self.max_staleness is not None and staleness > self.max_staleness:
+            return None, f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
         if not _is_integer(examples) or not 1 <= examples <= _MOST_EXAMPLES:
             return None, "examples: expected an integer >= 1, and not absurdly large"
         try:
@@ -361,11 +362,6 @@ class Server:
             return None, f"expected a vector of length {len(self.weights)}, got shape {vector.shape}"
         with np.errstate(over="ignore"):  # what does not fit the dtype becomes infinite, and is refused for that
             return vector.astype(self.weights.dtype, copy=False), ""
-
-    def _too_stale(self, staleness: int) -> str | None:
-        if self.max_staleness is None or staleness <= self.max_staleness:
-            return None
-        return f"staleness {staleness} exceeds max_staleness={self.max_staleness}"
 
     def _ended(self, trip: int) -> None:
         self.versions.release(self._book.in_flight[trip][1])

@@ -127,7 +127,7 @@ def _hash(settings: Table) -> str:
 
 def folder(path: Path, data: Data) -> Path:
     """Where the run of a cell is while it is under way: never gone on with on other data."""
-    return path.parent.parent / "runs" / f"{path.stem}-{data.digest}"
+    return path.parent.parent / "runs" / f"{path.stem}-{data.digest}-{data.held_out}"
 
 
 def without_seed(experiment: Settings) -> Table:

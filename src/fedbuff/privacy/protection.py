@@ -34,8 +34,11 @@ class Protection:
         factor = self.plan.factor(update, weight)
         return math.nan if factor is None else factor
 
+    def over(self, step: int) -> bool:
+        return step >= self.plan.horizon
+
     def refusal(self, client: int, step: int) -> str | None:
-        if step >= self.plan.horizon:
+        if self.over(step):
             return f"the plan's horizon, {self.plan.horizon} server steps, is reached: there is no noise for more"
         return self.limits.refusal(client, step)
 

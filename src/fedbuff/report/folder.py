@@ -48,16 +48,21 @@ class Folder:
     def _claim(self, text: str, resume: bool) -> None:
         """Write the settings down, or see that the run that is there has the same."""
         existing = self.path / "settings.toml"
-        traces = (self._checkpoint, *(self.path / name for name in ("journal", "metrics.jsonl", "summary.json")))
-        if not resume and existing.exists() and not any(trace.exists() for trace in traces):
-            existing.unlink()  # of a run that was refused before it began
-            (self.path / DATA).unlink(missing_ok=True)
+        if not resume and self._refused():
+            existing.unlink(missing_ok=True)
+            (self.path / DATA).unlink()
         if not existing.exists():
             write_text(existing, text)
         elif not resume:
             raise FolderError(f"{self.path} already holds a run: go on with --resume, or choose another --out")
         elif (kept := existing.read_text(encoding="utf-8", errors="replace")) != text:
             raise FolderError(f"{self.path} holds a run with other settings: {_difference(kept, text)}")
+
+    def _refused(self) -> bool:
+        """Whether all that is there are the traces of a run that was refused before it began."""
+        ours = (self.path / DATA).exists() and (self.path / "checkpoint").is_dir()  # others have a settings.toml, too
+        begun = (self.path / name for name in ("journal", "metrics.jsonl", "summary.json", "study.db"))
+        return ours and not self._checkpoint.exists() and not any(trace.exists() for trace in begun)
 
     def __enter__(self) -> "Folder":
         return self

@@ -81,7 +81,7 @@ class OnRay:
                 _send_by_value(part)
             self._task, self._make = _sent(task), ray.put(make)
             self._node = ray.get_runtime_context().get_node_id()
-            for _ in range(workers or cpus):
+            for _ in range(workers or max(cpus, 1)):  # a cluster may have none yet, and grow when somebody asks
                 self._start()
         except BaseException:
             self.close()
@@ -207,9 +207,10 @@ class OnRay:
             near = ray.get(coming)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as e:
             self._stillborn += 1
-            if self._stillborn == _DEATHS:
+            if self._stillborn < _DEATHS:
+                self._start()
+            elif not self._at_hand and not self._starting:
                 raise RuntimeError(f"{_DEATHS} Ray workers died one after another before they could work: {e}") from e
-            self._start()
             return
         self._at_hand[actor] = []
         self._stillborn, self._silent_since = 0, None
@@ -266,6 +267,8 @@ class _Worker:
         if self._updates is not None:
             self._trainer.train(self._updates.matrix, rows, trips, clients, starts)
             self._updates.rest(rows)
+            if self._versions is not None:
+                self._versions.rest(place for (place,) in places.values())
             return None
         updates = np.empty((len(trips), len(starts[0])), starts[0].dtype)
         self._trainer.train(updates, range(len(trips)), trips, clients, starts)
@@ -288,7 +291,8 @@ def _connect(address: str | None, workers: int | None) -> None:
     there = address or os.environ.get("RAY_ADDRESS")  # which ray.init would follow, too
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
-        if address and address.rpartition(":")[2].isdecimal() and address.rpartition(":")[2] != joined.rpartition(":")[2]:
+        port = (address or "").rpartition(":")[2]
+        if port.isdecimal() and not str(address).startswith("ray://") and port != joined.rpartition(":")[2]:
             raise ValueError(f"address={address!r}: this process is connected to another Ray cluster, {joined}; ray.shutdown()")
         return
     if there:
