@@ -91,6 +91,38 @@ def test_whole_trips_are_the_loops(sizes, time, versions, features, classes, hid
     assert_same(task, replace(ONCE, lr_norm=lr_norm), versions=versions)
 
 
+def padded(task, rng):
+    """The same task with texts that begin with padding, repeat a few words, and begin alike or are the same."""
+    starts = [np.r_[np.zeros(3, np.int64), 4, 5], np.zeros(6, np.int64), np.array([7, 0, 7])]
+
+    def text(time):
+        words = rng.integers(1, 5, time)
+        words[: rng.integers(0, time + 1)] = 0
+        start = starts[rng.integers(3)][:time]
+        words[: len(start)] = np.where(rng.random() < 0.5, start, words[: len(start)])
+        return words
+
+    clients = [(np.stack([text(x.shape[1]) for _ in x]), y) for x, y in task.clients]
+    return replace(task, clients=clients)
+
+
+@pytest.mark.usefixtures("only_whole")
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 1000),
+)
+def test_texts_that_are_alike_are_trained_as_if_they_were_not(sizes, time, layers, dropout, seed):
+    def silence(model):
+        model.embedding.weight.data[0] = 0.0
+
+    task = padded(task_of(sizes, time=time, layers=layers, dropout=dropout, change=silence), np.random.default_rng(seed))
+    assert_same(task, trips=12)
+
+
 @pytest.mark.usefixtures("only_whole")
 @pytest.mark.parametrize("changes", [{"steps": 1, "batch_size": 3}, {"proximal": 0.5}, {"momentum": 0.9}, {"lr": 0.0}], ids=str)
 def test_one_local_step_of_every_kind(changes):

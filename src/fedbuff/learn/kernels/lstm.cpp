@@ -12,9 +12,11 @@ extern "C" void lstm(const float* x, const float* w_in, float* gates, const floa
   for (i64 g = 0, first = 0; g < groups; first = ends[g++]) {
     pack_turned(packed, w + g * w_stride, hidden, l.four());
     pack_turned(packed_in, w_in + g * w_in_stride, features, l.four());
-    lstm_rows(l, ends[g] - first, Steps<const float>{x + first * time * features, time * features, features}, packed_in.data(),
-              packed.data(), bias ? bias + g * bias_stride : nullptr, gates + first * time * l.four(),
-              Steps<float>{h + first * h_row, h_row, h_time}, c + first * time * hidden, tanh_c + first * time * hidden);
+    const Steps<const float> seen{x + first * time * features, time * features, features};
+    lstm_rows(l, ends[g] - first,
+              Inputs<Steps<const float>>{l, seen, packed_in.data(), bias ? bias + g * bias_stride : nullptr, {}}, packed.data(),
+              gates + first * time * l.four(), Steps<float>{h + first * h_row, h_row, h_time}, c + first * time * hidden,
+              tanh_c + first * time * hidden);
   }
 }
 

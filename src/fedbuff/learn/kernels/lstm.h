@@ -28,23 +28,33 @@ template <class Number> struct Steps {
   Number* operator()(i64 r, i64 t) const { return start + r * row + t * time; }
 };
 
-// x → gates i, f, g, o [row][time][4 hidden]; h; c and tanh c [row][time][hidden]. Weights as `pack` leaves them; bias or null.
-template <class X, class H>
-static void lstm_rows(const Lstm& l, i64 rows, X x, const float* w_in, const float* w, const float* bias, float* gates, H h,
-                      float* c, float* tanh_c) {
+// Rows that are as another one for a while: `as[r]`, an earlier row, up to time `until[r]`.
+struct Alike {
+  std::vector<i64> as, until;
+};
+
+// From what the gates' sums begin with, x → gates i, f, g, o [row][time][4 hidden]; h; c and tanh c [row][time][hidden].
+// begin(t, z, rows, which) sets them, z(i), to what the inputs at time t make of so many rows, `which`. Weights as `pack` leaves them.
+template <class Begin, class H>
+static void lstm_rows(const Lstm& l, i64 rows, Begin begin, const float* w, float* gates, H h, float* c, float* tanh_c,
+                      const Alike* alike = nullptr) {
   const i64 four = l.four(), hidden = l.hidden;
-  std::vector<const float*> from(rows), from_in(rows);
+  std::vector<i64> which;
+  std::vector<const float*> from;
   for (i64 step = 0; step < l.time; step++) {
     const i64 t = l.at(step), previous = l.before(t), ahead = step + 1 == l.time ? 0 : l.backwards ? -1 : 1;
-    float* z = gates + t * four;
+    which.clear(), from.clear();
     for (i64 r = 0; r < rows; r++) {
-      from_in[r] = x(r, t);
-      if (step) from[r] = h(r, previous);
+      if (alike && step < alike->until[r]) continue;
+      which.push_back(r);
+      if (step) from.push_back(h(r, previous));
     }
-    multiply(from_in.data(), rows, l.features, w_in, 0, true, bias, 0, z, l.time * four, four);
-    if (step) multiply(from.data(), rows, hidden, w, 0, true, z, l.time * four, z, l.time * four, four);
-    for (i64 r = 0; r < rows; r++) {
-      float* zr = z + r * l.time * four;
+    const i64 count = static_cast<i64>(which.size());
+    const Rows<float> z{gates + t * four, l.time * four, which.data()};
+    begin(t, z, count, which.data());
+    if (step) multiply(from.data(), count, hidden, w, 0, true, {z.first, z.stride, z.listed}, z, four);
+    for (const i64 r : which) {
+      float* zr = gates + (r * l.time + t) * four;
       float* hr = h(r, t);
       float* cr = c + (r * l.time + t) * hidden;
       float* squashed_r = tanh_c + (r * l.time + t) * hidden;
@@ -63,8 +73,28 @@ static void lstm_rows(const Lstm& l, i64 rows, X x, const float* w_in, const flo
         __builtin_prefetch(cr + ahead * hidden + k, 1), __builtin_prefetch(squashed_r + ahead * hidden + k, 1);
       });
     }
+    for (i64 r = 0; count < rows && r < rows; r++) {
+      if (step >= alike->until[r]) continue;
+      const i64 to = r * l.time + t, as = alike->as[r] * l.time + t;
+      std::copy_n(gates + as * four, four, gates + to * four);
+      std::copy_n(c + as * hidden, hidden, c + to * hidden), std::copy_n(tanh_c + as * hidden, hidden, tanh_c + to * hidden);
+      std::copy_n(h(alike->as[r], t), hidden, h(r, t));
+    }
   }
 }
+
+// `begin` of `lstm_rows` by a product: x(row, time) is an input. Weights as `pack` leaves them; bias or null.
+template <class X> struct Inputs {
+  const Lstm& l;
+  X x;
+  const float *w, *bias;
+  std::vector<const float*> from;
+  void operator()(i64 t, Rows<float> z, i64 count, const i64* which) {
+    from.resize(count);
+    for (i64 i = 0; i < count; i++) from[i] = x(which[i], t);
+    multiply(from.data(), count, l.features, w, 0, true, {bias, 0}, z, l.four());
+  }
+};
 
 // The gradients of what the gates were made of, in the place of the gates. From dh, that of each h, and dc, that of the last
 // state [row][hidden], which is used up; w as `pack` leaves its transpose.
@@ -99,7 +129,7 @@ static void lstm_rows_back(const Lstm& l, i64 rows, float* gates, const float* w
         __builtin_prefetch(c + at + 2 * ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
       });
     }
-    if (step) multiply(from.data(), rows, four, w, 0, true, nullptr, 0, recurrent.data(), wide, wide);
+    if (step) multiply(from.data(), rows, four, w, 0, true, {nullptr, 0}, {recurrent.data(), wide}, wide);
   }
 }
 

@@ -31,19 +31,26 @@ static inline void pack(std::vector<float>& packed, const float* w, i64 k, i64 c
 // w [columns][k], for x wᵀ
 static inline void pack_turned(std::vector<float>& packed, const float* w, i64 k, i64 columns) {
   in_blocks(packed, k, columns, [=](i64 first, i64 count, i64 size, float* to) {
-    for (i64 o = 0; o < count; o++)
-      for (i64 i = 0; i < k; i++) to[i * size + o] = w[(first + o) * k + i];
+    for (i64 i = 0; i < k; i++)
+      for (i64 o = 0; o < count; o++) to[i * size + o] = w[(first + o) * k + i];
   });
 }
 
-// c[row][V vectors] = start + Σ_k a[row][k] b[k][V vectors], for P rows given by pointers
+// Rows of a matrix: one after another, or those whose numbers are listed; with a stride of 0 it is the same one every time.
+template <class Number> struct Rows {
+  Number* first;
+  i64 stride;
+  const i64* listed = nullptr;
+  Number* operator()(i64 r) const { return first + (listed ? listed[r] : r) * stride; }
+};
+
+// c[row][V vectors] = start + Σ_k a[row][k] b[k][V vectors], for P rows given by pointers; no start is zero
 template <class T, int P, int V>
-ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* start, i64 start_stride,
-                       float* c, i64 c_stride) {
+ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* const* start, float* const* c) {
   constexpr i64 N = lanes<T>;
   T sum[P][V];
   UNROLL for (int p = 0; p < P; p++)
-    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start ? load<T>(start + p * start_stride + N * v) : T{};
+    UNROLL for (int v = 0; v < V; v++) sum[p][v] = start[p] ? load<T>(start[p] + N * v) : T{};
   const float* as[P];
   UNROLL for (int p = 0; p < P; p++) as[p] = a[p];
   for (i64 i = 0; i < k; i++, b += b_stride) {
@@ -54,27 +61,28 @@ ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_strid
       UNROLL for (int v = 0; v < V; v++) sum[p][v] += x * bv[v];
     }
   }
-  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store<T>(c + p * c_stride + N * v, sum[p][v]);
+  UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store<T>(c[p] + N * v, sum[p][v]);
 }
 
-// c = start + a b for a block of columns, b [k][block]; start_stride 0: the same start for every row
+// c = start + a b for a block of columns that begins at `o`, b [k][block]
 static void rows_times_block(i64 block, const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride,
-                             const float* start, i64 start_stride, float* c, i64 c_stride) {
+                             Rows<const float> start, Rows<float> c, i64 o) {
   with_block(block, [&](auto vector, auto v) {
     in_tiles(rows, [&](i64 r, auto n) __attribute__((always_inline)) {
-      const float* s = start ? start + r * start_stride : nullptr;
-      rows_times<decltype(vector), n, v>(a + r, k, b, b_stride, s, start_stride, c + r * c_stride, c_stride);
+      const float* from[n];
+      float* to[n];
+      UNROLL for (int p = 0; p < n; p++) from[p] = start.first ? start(r + p) + o : nullptr, to[p] = c(r + p) + o;
+      rows_times<decltype(vector), n, v>(a + r, k, b, b_stride, from, to);
     });
   });
 }
 
 // c = start + a b; columns: a multiple of 8; with `packed`, b lies as `pack` leaves it, else its rows are b_stride apart
-static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, bool packed, const float* start,
-                     i64 start_stride, float* c, i64 c_stride, i64 columns) {
+static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, bool packed, Rows<const float> start,
+                     Rows<float> c, i64 columns) {
   for (i64 o = 0, size; o < columns; o += size) {
     size = block_of(columns - o);
-    rows_times_block(size, a, rows, k, packed ? b + o * k : b + o, packed ? size : b_stride, start ? start + o : nullptr,
-                     start_stride, c + o, c_stride);
+    rows_times_block(size, a, rows, k, packed ? b + o * k : b + o, packed ? size : b_stride, start, c, o);
   }
 }
 

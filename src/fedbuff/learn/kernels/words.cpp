@@ -7,13 +7,13 @@
 #include <memory>
 
 #include "cross_entropy.h"
-#include "lstm.h"
+#include "texts.h"
 #include "trips.h"
 #include "twister.h"
 
 namespace {  // of this file: others have names like these
 
-constexpr i64 ROWS = 24;  // at a time, but a client's all
+constexpr i64 AT_A_TIME = 24;  // rows, but a client's all
 
 struct Words {
   i64 words, features, time, hidden, layers, width, classes;
@@ -95,8 +95,16 @@ void linear(const float* x, i64 rows, i64 stride, i64 in, const std::vector<floa
   const i64 wide = filled(out);
   std::vector<float> start(wide);
   if (bias) std::copy(bias, bias + out, start.begin());
-  multiply(from.data(), rows, in, w.data(), 0, true, start.data(), 0, y, wide, wide);
+  multiply(from.data(), rows, in, w.data(), 0, true, {start.data(), 0}, {y, wide}, wide);
 }
+
+// pairs of rows, wherever they lie
+struct Listed {
+  const PairsOfRows& pairs;
+  template <class F> ALWAYS_MEMBER void operator()(F f) const {
+    for (const auto& [a, b] : pairs) f(a, b);
+  }
+};
 
 // to[columns] = Σ rows
 void add_up(const float* rows, i64 count, i64 stride, i64 columns, float* to) {
@@ -113,30 +121,32 @@ struct Pass {
   const bool drops;
   std::vector<Trip> trips;
   i64 rows = 0;
-  std::vector<Twister> twisters;                      // one for each trip
+  std::vector<Twister> twisters;  // one for each trip
+  Texts texts;
   std::vector<Room> inputs, gates, h, c, tanh_c, mask;  // of each LSTM layer
   Room first, first_mask, dropped, output, up, dx, dc;
   std::vector<float> none;
 
   explicit Pass(const Network& n)
       : n(n), net(n.net), hidden(net.hidden), four(4 * hidden), width(filled(net.width)), classes(filled(net.classes)),
-        last(net.layers - 1), drops(net.keep < 1), inputs(net.layers), gates(net.layers), h(net.layers), c(net.layers),
-        tanh_c(net.layers), mask(net.layers) {}
+        last(net.layers - 1), drops(net.keep < 1), texts(net.words, net.time, net.features, net.vectors), inputs(net.layers),
+        gates(net.layers), h(net.layers), c(net.layers), tanh_c(net.layers), mask(net.layers) {}
 
   void take(Trip trip) {
     rows += trip.rows();
+    for (const i64 example : trip.order) texts.rows.push_back(trip.x + example * net.time);
     trips.push_back(std::move(trip));
   }
 
   void train() {
     twisters.resize(trips.size());
     for (std::size_t i = 0; drops && i < trips.size(); i++) seed(twisters[i], trips[i].seed);
-    float* x = look_up();
-    for (i64 l = 0; l <= last; l++) x = through_layer(l, x);
+    texts.read(four);
+    for (i64 l = 0; l <= last; l++) through_layer(l);
     through_head();
     back_through_head();
     for (i64 l = last; l >= 0; l--) back_through_layer(l);
-    trips.clear();
+    trips.clear(), texts.rows.clear();
     rows = 0;
   }
 
@@ -146,34 +156,35 @@ struct Pass {
     for (std::size_t i = 0; i < trips.size(); row += trips[i++].rows()) f(trips[i], i, row);
   }
 
-  float* look_up() {
-    float* x = inputs[0].make(rows * net.time * net.features);
-    float* to = x;
-    for (const Trip& trip : trips)
-      for (const i64 example : trip.order)
-        for (i64 t = 0; t < net.time; t++, to += net.features)
-          std::copy_n(net.vectors + trip.x[example * net.time + t] * net.features, net.features, to);
-    return x;
+  void through_layer(i64 l) {
+    const i64 steps = rows * net.time;
+    const Steps<float> states{h[l].make(steps * hidden), net.time * hidden, hidden};
+    float *gate = gates[l].make(steps * four), *state = c[l].make(steps * hidden), *squashed = tanh_c[l].make(steps * hidden);
+    if (l == 0) {
+      const auto words = [&](auto... at) { texts.begin(at..., n.in[0].data(), n.bias[0].data(), four); };
+      lstm_rows(n.layer[0], rows, words, n.state[0].data(), gate, states, state, squashed, &texts.alike);
+    } else {
+      const Inputs<Steps<const float>> seen{n.layer[l], {input_of(l), net.time * hidden, hidden}, n.in[l].data(),
+                                            n.bias[l].data(), {}};
+      lstm_rows(n.layer[l], rows, seen, n.state[l].data(), gate, states, state, squashed);
+    }
+    if (l < last && drops) drop_out(l);
   }
 
   // what the next layer sees
-  float* through_layer(i64 l, const float* x) {
-    const i64 steps = rows * net.time, features = n.layer[l].features;
-    float* states = h[l].make(steps * hidden);
-    lstm_rows(n.layer[l], rows, Steps<const float>{x, net.time * features, features}, n.in[l].data(), n.state[l].data(),
-              n.bias[l].data(), gates[l].make(steps * four), Steps<float>{states, net.time * hidden, hidden},
-              c[l].make(steps * hidden), tanh_c[l].make(steps * hidden));
-    if (l == last || !drops) return states;
-    float* m = mask[l].make(steps * hidden);
-    float* y = inputs[l + 1].make(steps * hidden);
+  void drop_out(i64 l) {
+    const i64 numbers = rows * net.time * hidden;
+    float* m = mask[l].make(numbers);
+    float* y = inputs[l + 1].make(numbers);
     each([&](const Trip& trip, std::size_t i, i64 row) {
       draw_steps(twisters[i], m + row * net.time * hidden, trip.rows(), net.time, hidden, net.keep);
     });
-    for (i64 i = 0; i < steps * hidden; i++) y[i] = states[i] * m[i];
-    return y;
+    const float* states = h[l].get();
+    for (i64 i = 0; i < numbers; i++) y[i] = states[i] * m[i];
   }
 
-  const float* input_of(i64 l) { return l == 0 || drops ? inputs[l].get() : h[l - 1].get(); }
+  // of a layer after the first
+  const float* input_of(i64 l) { return drops ? inputs[l].get() : h[l - 1].get(); }
   const float* after_last_word() { return h[last].get() + (net.time - 1) * hidden; }
 
   // to the gradient of the loss by the outputs
@@ -218,7 +229,7 @@ struct Pass {
   }
 
   void back_through_layer(i64 l) {
-    const i64 time = net.time, features = n.layer[l].features, wide = filled(hidden);
+    const i64 time = net.time, wide = filled(hidden);
     float* d = gates[l].get();
     const float* from_above = dx.get();  // the gradient of what the layer above saw,
     const float* from_head = up.get();   // or of what the head saw
@@ -231,11 +242,15 @@ struct Pass {
     lstm_rows_back(n.layer[l], rows, d, n.state_back[l].data(), c[l].get(), tanh_c[l].get(), dh, of_state);
     each([&](const Trip& trip, std::size_t, i64 row) {
       const float* from = d + row * time * four;
-      const Steps<const float> seen{input_of(l) + row * time * features, time * features, features};
       const Steps<const float> states{h[l].get() + row * time * hidden, time * hidden, hidden};
       float* to = trip.update;
-      outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), seen, false}, four, features, to + n.at[l].in, 0,
-                    none);
+      if (l == 0) {
+        outer_product(Listed{texts.with_gradients(row, trip.rows(), from, four)}, four, net.features, to + n.at[l].in, 0, none);
+      } else {
+        const Steps<const float> seen{input_of(l) + row * time * hidden, time * hidden, hidden};
+        outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), seen, false}, four, hidden, to + n.at[l].in, 0,
+                      none);
+      }
       outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), states, true}, four, hidden,
                     to + n.at[l].state, 0, none);
       add_up(from, trip.rows() * time, four, four, to + n.at[l].bias_in);
@@ -245,7 +260,7 @@ struct Pass {
     std::vector<const float*> from(rows * time);
     for (i64 i = 0; i < rows * time; i++) from[i] = d + i * four;
     float* to = dx.make(rows * time * wide);
-    multiply(from.data(), rows * time, four, n.in_back[l].data(), 0, true, nullptr, 0, to, wide, wide);
+    multiply(from.data(), rows * time, four, n.in_back[l].data(), 0, true, {nullptr, 0}, {to, wide}, wide);
     const float* m = mask[l - 1].get();
     for (i64 i = 0; drops && i < rows * time; i++)
       for (i64 k = 0; k < hidden; k++) to[i * wide + k] *= m[i * hidden + k];
@@ -279,7 +294,7 @@ extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where
     trip.scale = sgd.rate(trip.rows()) / static_cast<float>(trip.rows());
     trip.seed = static_cast<std::uint32_t>(hashed(dropout_hash, clients[i], numbers[i]) >> 1);
     pass.take(std::move(trip));
-    if (i + 1 == trips || starts[i + 1] != starts[i] || pass.rows >= ROWS) {
+    if (i + 1 == trips || starts[i + 1] != starts[i] || pass.rows >= AT_A_TIME) {
       network.load(starts[i]);
       pass.train();
     }
