@@ -501,6 +501,7 @@ def test_the_report_asks_why_where_ours_differs(tmp_path):
     assert text.count("**unexplained**") == 3  # and once in the head, where it says what that means
     assert "the other way round with K = 1; the other way round with K = 10" in text
     assert "Not run yet: `fedbuff paper table1`" in text
+    assert "K = 1, 10, 100 | CIFAR-10 | 0 of 1 | K = 10 takes at most K = 100's trips (" in text
     (tmp_path / "why.toml").write_text('[table-k.cifar10]\nk10 = "It was tuned for longer."\nk1 = "Nobody asked."\n')
     text, missing = report(tmp_path, tmp_path / "paper.md")
     assert missing == ["table-k.cifar10.k100"]

@@ -17,7 +17,9 @@ def parser(commands: Any) -> None:
     summary = "How fast this machine trains, beside a per-client loop and centralised training."
     sub: argparse.ArgumentParser = commands.add_parser("bench", help=summary, description=summary)
     sub.set_defaults(command=bench)
-    sub.add_argument("--only", metavar="A,B", help="cifar, sent140, celeba, logistic, large, layers, engine, flat (all)")
+    sub.add_argument(
+        "--only", metavar="A,B", help="cifar, sent140, tweets, celeba, logistic, large, layers, engine, flat (all)"
+    )
     sub.add_argument("--repeats", type=int, default=5, help="measurements of each, alternating (5)")
     sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
     sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")

@@ -1,6 +1,6 @@
-"""The four workloads of the benchmark: made-up examples in the shapes of the paper's datasets, real models.
+"""The workloads of the benchmark: made-up examples in the shapes of the paper's datasets, real models.
 
-Speed does not depend on what the examples mean, so none has to be downloaded.
+Speed does not depend on what the examples mean, so none has to be downloaded; on how many words a text has, it does.
 """
 
 from collections.abc import Callable
@@ -72,11 +72,27 @@ def perceptron() -> Task:
 
 
 def sent140() -> Task:
-    """20,000 clients with one to five tweets of 25 words, most of them one or two."""
+    """20,000 clients with one to five tweets of 25 words, most of them one or two; no word is more frequent than others."""
     rng = np.random.default_rng(0)
     sizes = np.minimum(5, rng.geometric(0.45, 20_000)).tolist()
+    return _texts(sizes, rng.integers(0, 10_000, (sum(sizes), 25)), rng)
+
+
+def tweets() -> Task:
+    """The same clients with tweets as long as Sent140's, after padding: 3 to 25 words, 15 on average; word r with odds 1/r."""
+    rng = np.random.default_rng(0)
+    sizes = np.minimum(5, rng.geometric(0.45, 20_000)).tolist()
+    odds = 1 / np.arange(1, 10_000)
+    x = rng.choice(np.arange(1, 10_000), (sum(sizes), 25), p=odds / odds.sum())
+    length = np.minimum(25, rng.integers(3, 30, sum(sizes)))
+    x[np.arange(25) < 25 - length[:, None]] = 0
+    return _texts(sizes, x, rng)
+
+
+def _texts(sizes: list[int], x: np.ndarray, rng: np.random.Generator) -> Task:
     vectors = np.random.default_rng(1).standard_normal((10_000, 100), dtype=np.float32)
-    return _task(partial(lstm(), vectors, 2), rng.integers(0, 10_000, (sum(sizes), 25)), rng.integers(0, 2, sum(sizes)), sizes)
+    vectors[0] = 0.0  # padding
+    return _task(partial(lstm(), vectors, 2), x, rng.integers(0, 2, sum(sizes)), sizes)
 
 
 def logistic() -> Task:
@@ -97,7 +113,8 @@ WORKLOADS = {
     "cifar": Workload("CIFAR CNN", cifar, LocalSGD(lr=0.05, batch_size=32), 3000),
     # few clients, so that the measurement is of what a trip costs, and not of meeting each of them for the first time
     "cifar-again": Workload("CIFAR CNN", partial(cifar, 1500), LocalSGD(lr=0.05, batch_size=32), 3000, after=4000),
-    "sent140": Workload("Sent140 LSTM", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
+    "sent140": Workload("Sent140 LSTM, 25 words", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
+    "tweets": Workload("Sent140 LSTM, 15 words on average", tweets, LocalSGD(lr=0.05, batch_size=32), 20_000),
     "celeba": Workload("CelebA CNN, two local steps", celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
     "logistic": Workload("logistic regression", logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
     "million": Workload("CNN of a million weights", million, LocalSGD(lr=0.05, batch_size=32), 1500),

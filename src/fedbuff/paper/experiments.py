@@ -40,18 +40,18 @@ EXPERIMENTS = {
     for e in (
         TABLE1,
         TABLE_K,
+        TABLE_HYPER,
         TABLE_DELAYS,
         TABLE_LARGE_K,
         TABLE_LRNORM,
-        TABLE_HYPER,
         FIG_ROUNDS,
         FIG_PROGRESS,
         FIG_CONCURRENCY,
+        FIG_DP,
         FIG_DELAYS,
         FIG_STRAGGLERS,
         FIG_BIAS,
         FIG_CURVES,
-        FIG_DP,
         THEOREM,
     )
 }
@@ -239,9 +239,8 @@ def body(kept: Table, figure: str) -> list[str]:
     seeds = f"seed{'s' if len(kept['seeds']) > 1 else ''} {', '.join(map(str, kept['seeds']))}"
     where = f"{m['cpu']}, {m['cores']} core{'s' if m['cores'] > 1 else ''}, torch {m['torch']}"
     facts.append(f"`{kept['command']}`; {seeds}; {where}; {kept['date']}")
-    parts.append(
-        "<small>" + ". ".join(fact[0].upper() + fact[1:] if fact[0].isascii() else fact for fact in facts) + ".</small>"
-    )
+    sentences = [f"{fact[0].upper() + fact[1:] if fact[0].isascii() else fact}." for fact in facts]
+    parts.append("<small>" + "<br>\n".join(sentences) + "</small>")
     return parts
 
 

@@ -15,11 +15,11 @@ def result(ask: Ask, found: Cells) -> Result:
     rounds = best(ask, found, "fedavgm", "server_steps")
     pairs = [Pair(f"fedavgm-{m}", f"M = {m:,}", None, n, digits=0) for m, n in rounds.items()]
     last, before = ask.dataset.sweep[-1], ask.dataset.sweep[-2]
-    gain, more = ratio(rounds[before], rounds[last]), last / before
+    gain, more, left = ratio(rounds[before], rounds[last]), last / before, ratio(rounds[last], rounds[before])
     less, facts = False, f"not every seed got there with {last:,} clients"
-    if gain is not None:
+    if gain is not None and left is not None:
         less = exceeds(Number(0.9 * more), gain)
-        facts = f"{before:,} → {last:,} clients ({more:.2g} times): {gain.text(2)} times fewer rounds"
+        facts = f"{before:,} → {last:,} clients: {more:.2g} times the clients, {left.text(2)} times the rounds"
     checks = [Check("more clients per round bring diminishing returns", less, facts)]
     plot, (axes,) = panels([f"FedAvgM on {ask.dataset.title}, to {100 * ask.dataset.target:g} %"], "concurrency M", "rounds")
     line = [rounds[m].mean for m in ask.dataset.sweep]

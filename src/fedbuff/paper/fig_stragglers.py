@@ -48,8 +48,8 @@ def result(ask: Ask, found: Cells) -> Result:
         better, facts = False, "not every seed of FedBuff got there"
         if faster is not None and thriftier is not None:
             better = exceeds(time[key][most], time["fedbuff"][most]) and exceeds(trips[key][most], trips["fedbuff"][most])
-            facts = f"at M = {most:,} {faster.text(2)} times the time, {thriftier.text(2)} times the trips"
-        checks.append(Check(f"FedBuff is faster than {TITLES[key]}, and takes fewer trips", better, facts))
+            facts = f"{faster.text(2)} times the time, {thriftier.text(2)} times the trips"
+        checks.append(Check(f"at M = {most:,} FedBuff is faster than {TITLES[key]}, and takes fewer trips", better, facts))
     plot, axes = panels(
         [f"time to {100 * ask.dataset.target:g} % on {ask.dataset.title}", "trips"],
         "concurrency M",

@@ -20,9 +20,10 @@ UNEXPLAINED = "**unexplained**"
 def report(out: Path, page: Path) -> tuple[str, list[str]]:
     """The page, as text, and the keys of what it can't explain; figures are linked from where `page` will be."""
     why = explanations(out / WHY)
-    parts, missing, used = [HEAD], [], set()
+    found = {experiment.name: best(kept_results(out, experiment)) for experiment in EXPERIMENTS.values()}
+    parts, missing, used = [HEAD, glance(found)], [], set()
     for experiment in EXPERIMENTS.values():
-        results = best(kept_results(out, experiment))
+        results = found[experiment.name]
         parts += [f"## {experiment.where}: {experiment.title}", f"*The paper:* {experiment.claim}"]
         if not results:
             parts.append(f"Not run yet: `fedbuff paper {experiment.name}`.")
@@ -41,6 +42,32 @@ def report(out: Path, page: Path) -> tuple[str, list[str]]:
     if unused:
         parts.append(f"<!-- {WHY} also explains what does not differ any more: {', '.join(unused)} -->")
     return "\n\n".join(parts) + "\n", missing
+
+
+def glance(found: dict[str, list[tuple[Path, Table]]]) -> str:
+    """A line for each result: on which data, and which claims hold."""
+    rows = []
+    for name, results in found.items():
+        experiment = EXPERIMENTS[name]
+        link = f"[{experiment.where}](#{anchor(f'{experiment.where}: {experiment.title}')}) {experiment.title}"
+        for _, kept in results:
+            _, *unlike = str(kept["data"]).split("; ")  # what is not as in the paper
+            data = heading(kept) + (f" ({unlike[0].split(', ')[0]})" if unlike else "")
+            checks = kept["checks"]
+            broken = [f"{c['claim']} ({c['facts']})" for c in checks if not c["holds"]]
+            rows.append([link, data, f"{len(checks) - len(broken)} of {len(checks)}", "; ".join(broken)])
+            link = ""
+    header = ["result", "data", "claims that hold", "claims that do not"], ["---"] * 4
+    return "\n".join("| " + " | ".join(row) + " |" for row in (*header, *rows))
+
+
+def anchor(title: str) -> str:
+    """Where a heading is found on its page.
+
+    >>> anchor("Table 2: Client trips for K = 1, 10")
+    'table-2-client-trips-for-k--1-10'
+    """
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
 def best(results: list[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
