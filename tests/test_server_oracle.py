@@ -521,8 +521,8 @@ def test_handling_what_is_no_event_raises(event: object) -> None:
         server.handle(event)
 
 
-@pytest.mark.parametrize("weight", [math.nan, -1.0, -math.inf])
-def test_a_wrong_staleness_weight_raises(weight: float) -> None:
+@pytest.mark.parametrize("weight", [math.nan, -1.0, -math.inf, None])
+def test_a_wrong_staleness_weight_raises(weight: float | None) -> None:
     """A staleness weight that is not a number, or negative, is a mistake of the program."""
     with pytest.raises(ValueError):
         server = small_server(weigh=lambda tau: weight)

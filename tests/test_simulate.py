@@ -293,7 +293,7 @@ def test_numpy_numbers_change_nothing(small_task):
 
 
 def test_an_unbound_server_says_what_it_lacks():
-    for ask in (lambda s: s.weights, lambda s: s.version, lambda s: s.begin()):
+    for ask in (lambda s: s.weights, lambda s: s.version, lambda s: s.buffered, lambda s: s.begin()):
         with pytest.raises(RuntimeError, match="no weights or no clients"):
             ask(fb.Server(start=fb.refill(5), buffer_size=2))
 

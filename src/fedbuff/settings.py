@@ -277,8 +277,8 @@ def _algorithm(tables: Table) -> tuple[str, Server, LocalSGD]:
 
 # ── files and changes ────────────────────────────────────────────────────────────────────────────────────────────────
 
-# keys whose table names one of several kinds: another kind replaces it instead of joining it
 SET_BY_PRESETS = frozenset({"proximal"})  # what presets change of the client
+# keys whose table names one of several kinds: another kind replaces it instead of joining it
 CHOICES = frozenset({"algorithm", "model", "optimizer", "split", "start", "task", "timing", "weigh"})
 
 

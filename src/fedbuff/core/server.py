@@ -35,7 +35,7 @@ from fedbuff.core.events import (
 from fedbuff.core.optimizers import Optimizer, sgd
 from fedbuff.core.protection import Protection
 from fedbuff.core.schedule import Availability, Schedule
-from fedbuff.core.staleness import Weigh, polynomial
+from fedbuff.core.staleness import Weigh, polynomial, weight_of
 from fedbuff.core.starting import StartingRule, is_sampled
 from fedbuff.core.versions import Vector, Versions
 
@@ -162,7 +162,7 @@ class Server:
             return self._rejected(event, problem)
 
         examples = int(examples)  # a numpy integer would promote the sum to float64
-        weight = self._weight(staleness)
+        weight = weight_of(self.weigh, staleness)
         factor, protection = weight, self._protection
         if protection is not None:
             refused, factor = protection.refusal(client, self.version), protection.factor(update, weight)
@@ -187,7 +187,7 @@ class Server:
         if not self._sealed or self._book.full() or refused:
             reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
             return self._rejected(event, reason)
-        return self._admitted(event.trip, client, start_version, self._weight(self.version - start_version), event.time)
+        return self._admitted(event.trip, client, start_version, weight_of(self.weigh, self.version - start_version), event.time)
 
     def _admitted(self, trip: int, client: int, start_version: int, weight: float, time: float) -> list[Command]:
         if self._protection is not None:
@@ -227,12 +227,6 @@ class Server:
         self.versions.add(w)
         self._buffer = []  # k ← 0
         return [StepTaken(self.version, trips, staleness, weights), *(CancelTrip(trip) for trip, _ in cancelled)]
-
-    def _weight(self, staleness: int) -> float:
-        weight = float(self.weigh(staleness))
-        if not 0.0 <= weight < np.inf:
-            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
-        return weight
 
     def _rejected(self, event: UpdateArrived | UpdateSealed, reason: str) -> list[Command]:
         self._ended(event.trip)
@@ -285,6 +279,8 @@ class Server:
     @property
     def buffered(self) -> int:
         """How many updates are in the buffer: k of Algorithm 1."""
+        if self._schedule is None:
+            raise RuntimeError(_UNBOUND)
         return len(self._buffer)
 
     @property

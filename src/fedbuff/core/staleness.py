@@ -15,6 +15,21 @@ from fedbuff.core import check
 Weigh = Callable[[int], float]
 
 
+def weight_of(weigh: Weigh, staleness: int) -> float:
+    """s(τ), checked: any function may be a weighting.
+
+    >>> weight_of(polynomial(0.5), 3)
+    0.5
+    """
+    try:
+        weight = float(weigh(staleness))
+    except TypeError as e:
+        raise ValueError(f"weigh({staleness}) returned no number ({e}); a staleness weight is finite and >= 0") from e
+    if not 0.0 <= weight < np.inf:
+        raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
+    return weight
+
+
 @dataclass(frozen=True)
 class constant:
     """Always `value`: as a weight s(τ) = value, as a timing model every trip takes `value`."""

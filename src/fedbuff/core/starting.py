@@ -127,9 +127,6 @@ class cohort:
         return math.ceil(self.size * (1.0 + self.over_selection) - 1e-9)
 
 
-Start = refill | arrivals | cohort
-
-
 def is_sampled(start: StartingRule) -> bool:
     """Whether cohorts are Poisson samples of all clients."""
     return isinstance(start, cohort) and start.poisson

@@ -39,7 +39,6 @@ __all__ = [
 RandomBytes = Callable[[int], bytes]  # so many, fit for keys: os.urandom, or another in a test
 
 SEALED = 48  # bytes that HPKE adds: an ephemeral public key and a tag
-LOCKED = 16  # bytes that AES-GCM adds
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _NONCE = bytes(12)  # every key is used once

@@ -1,7 +1,7 @@
 """The plan of plan.py, compiled (plan.cpp): the same trips and steps, bit for bit, many times faster.
 
 The plan in Python says what is meant, and is what runs where this one can't: without a compiler, for clients with hours of
-availability, and for starting rules of a user's own.
+availability or participations that are limited, for Poisson cohorts, and for starting rules of a user's own.
 """
 
 import ctypes

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbuff.core.random import Draw
 from fedbuff.core.schedule import Schedule
-from fedbuff.core.staleness import Weigh
+from fedbuff.core.staleness import Weigh, weight_of
 from fedbuff.core.starting import StartingRule, arrivals
 from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, LATE, UNUSED, Trips
 from fedbuff.privacy.ledger import Ledger
@@ -166,13 +166,7 @@ class Plan:
 
     def weight(self, staleness: int) -> float:
         """s(τ), checked."""
-        try:
-            weight = float(self._weigh(staleness))
-        except TypeError as e:
-            raise ValueError(f"weigh({staleness}) returned no number ({e}); a staleness weight is finite and >= 0") from e
-        if not 0.0 <= weight < math.inf:
-            raise ValueError(f"weigh({staleness}) returned {weight}; a staleness weight is finite and >= 0")
-        self._weights[staleness] = weight
+        self._weights[staleness] = weight = weight_of(self._weigh, staleness)
         return weight
 
     def _start(self, started: list[int]) -> None:

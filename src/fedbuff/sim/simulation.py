@@ -145,7 +145,7 @@ class Simulation:
         self.at = self.at._replace(started=len(self.plan.trips))
         self.take_snapshot()
         self.look_ahead()
-        self.ahead.version(0, self.aggregation.weights, 0, self.first_after(0), 0)
+        self.ahead.version(0, self.aggregation.weights, 0, self.first_of_next_version(), 0)
         self.evaluate()
 
     def look_ahead(self) -> None:
@@ -194,7 +194,7 @@ class Simulation:
         while len(self.snapshots) > 1 and self.snapshots[1].version <= step.version:
             del self.snapshots[0]
         self.look_ahead()
-        self.ahead.version(step.version, w, step.first, self.first_after(step.version), step.ended)
+        self.ahead.version(step.version, w, step.first, self.first_of_next_version(), step.ended)
         diverged = not finite(w)
         if diverged or step.ended - self.evaluated >= self.evaluate_every:
             self.evaluate()
@@ -243,8 +243,8 @@ class Simulation:
             for trip in step.trips:
                 self.protection.admit(self.plan.trips.client[trip], step.version - 1)
 
-    def first_after(self, version: int) -> int:
-        """The first trip that did not start on `version` or before."""
+    def first_of_next_version(self) -> int:
+        """The first trip that starts on a version after the one at hand."""
         steps = self.plan.steps
         return steps.first if steps else len(self.plan.trips)
 
@@ -276,7 +276,7 @@ class Simulation:
         self.plan.run(self.at.version)
         self.plan.steps.clear()
         self.look_ahead()
-        self.ahead.reconsider(self.at.version, self.at.first, since, self.first_after(self.at.version))
+        self.ahead.reconsider(self.at.version, self.at.first, since, self.first_of_next_version())
 
     def give_up(self) -> None:
         """No update is finite any more, though the weights may be: the run ends with the last server step."""
