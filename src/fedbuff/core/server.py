@@ -187,7 +187,8 @@ class Server:
         if not self._sealed or self._book.full() or refused:
             reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
             return self._rejected(event, reason)
-        return self._admitted(event.trip, client, start_version, weight_of(self.weigh, self.version - start_version), event.time)
+        weight = weight_of(self.weigh, self.version - start_version)
+        return self._admitted(event.trip, client, start_version, weight, event.time)
 
     def _admitted(self, trip: int, client: int, start_version: int, weight: float, time: float) -> list[Command]:
         if self._protection is not None:
