@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbuff.cli import main
+from fedbuff.compiled.norm import norm
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.optimizers import sgd
 from fedbuff.core.staleness import constant, cutoff, hinge, polynomial
-from fedbuff.norm import norm
 from fedbuff.privacy import accounting, audit, prefix, sensitivity
 from fedbuff.privacy.clip import clip_factor
 from fedbuff.privacy.constants import BLT

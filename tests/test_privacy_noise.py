@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbuff.compiled.normals import normals, slow_normals
+from fedbuff.compiled.toeplitz import filtered, slow_filtered
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.optimizers import adam, delay_adaptive, momentum, sgd
 from fedbuff.core.staleness import polynomial
-from fedbuff.normals import normals, slow_normals
 from fedbuff.privacy import noise, sensitivity
 from fedbuff.privacy.plan import MECHANISMS, Plan
-from fedbuff.toeplitz import filtered, slow_filtered
 
 KEY = bytes(range(32))
 DRAWS = 100_000

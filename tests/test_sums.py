@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbuff.compiled.norm import norm, slow_squares, squares
 from fedbuff.core.aggregate import Aggregation
 from fedbuff.core.optimizers import sgd
-from fedbuff.norm import norm, slow_squares, squares
 from fedbuff.sim.sums import weighted_sum
 
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedbuff.compiled.norm import norm
 from fedbuff.core.events import CancelTrip, Command, StartTrip
 from fedbuff.core.trips import FAILED, UNUSED, USED
 from fedbuff.deploy.books import Books, Ranges, Record, numbers_in, ranges_of
 from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.vault import Vault
 from fedbuff.deploy.wire import MalformedError, Order, Orders, Report, Result
-from fedbuff.norm import norm
 
 # why something was refused: few, so that they can be counted
 DEADLINE, PROBLEM = "deadline", "client failed"

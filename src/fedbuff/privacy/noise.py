@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbuff.normals import normals
+from fedbuff.compiled.normals import normals
 
 Noise = NDArray[np.float64]
 Draw = Callable[[int, int, int], Noise]

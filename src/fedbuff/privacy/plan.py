@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbuff.compiled.norm import norm
 from fedbuff.core import check
 from fedbuff.core.staleness import Weigh
 from fedbuff.core.versions import Vector
-from fedbuff.norm import norm
 from fedbuff.privacy import accounting, noise, sensitivity, streams
 from fedbuff.privacy.accounting import Accountant
 from fedbuff.privacy.clip import clip_factor

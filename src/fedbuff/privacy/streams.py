@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbuff.compiled.toeplitz import filtered
 from fedbuff.privacy.noise import Draw, Noise
-from fedbuff.toeplitz import filtered
 
 _KEPT = 4  # levels of nodes that are remembered: they leave the prefix sum soon, and are 15 of 16
 

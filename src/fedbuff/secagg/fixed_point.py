@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbuff.compiled.norm import norm
 from fedbuff.core import check
-from fedbuff.norm import norm
 
 RING = 1 << 31  # sums in Z_2³², read as two's complement, are below this
 FIELD = 1 << 30  # sums mod 2³¹ − 1, read around zero, are below this

@@ -301,7 +301,7 @@ class HelpersBuffer:
         rows: Sequence[int],
     ) -> NDArray[np.float64]:
         """As `Buffer` says."""
-        from fedbuff.norm import norm
+        from fedbuff.compiled.norm import norm
 
         _within(self.policy, staleness)
         server = self._server
@@ -373,7 +373,7 @@ def _not_finite(updates: NDArray[np.floating], rows: Sequence[int]) -> NotFinite
 
 def _coarse(policy: "TaskPolicy", updates: Sequence[NDArray[np.floating]]) -> str | None:
     """What to say if most numbers of these updates become zero on the grid, and not only tiny ones beside large ones."""
-    from fedbuff.norm import norm
+    from fedbuff.compiled.norm import norm
 
     number = policy.fixed_point
     kept = sum(np.count_nonzero(number.encode(update)) for update in updates)
