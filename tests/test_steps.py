@@ -21,7 +21,7 @@ def made(version, trips, first, time):
 @given(first=st.integers(0, 1000), what=st.lists(st.one_of(A_STEP, st.sampled_from(["take", "take", "clear"])), max_size=60))
 def test_steps_are_the_list_of_what_was_added_less_what_was_taken(first, what):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_TAKEN", 3)
+        patch.setattr(module, "_KEPT", 3)
         steps, expected, version = Steps(), [], first
         for event in what:
             if event == "clear":

@@ -207,7 +207,7 @@ def _check_name(name: str, file: Path) -> None:
 
 
 _DEMO = """\
-# What the server and all gateways train. docs/settings.md lists every key; [deploy] is in docs/flower.md.
+# What the server and all gateways train. docs/settings.md lists every key.
 # A run keeps the settings it began with: to change them, begin another run by moving the folder run/ away.
 
 evaluate_every = 200

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from fedbuff.learn.task import Task
 
-_SOME = 200  # clients that are looked at,
-_FEW = 32  # and at the start of every run
-_ROWS = 64  # of their inputs, and of each split's
+# a digest is of so many clients, the quick one at the start of every run of fewer, and of so many inputs of a client or split
+_CLIENTS, _CLIENTS_AT_START, _INPUTS = 200, 32, 64
 Constants = Mapping[str, NDArray[Any]]
 
 
@@ -37,14 +36,14 @@ def data_of(task: Task) -> Data:
     from fedbuff.learn.local import initial_weights  # not before: it needs torch
 
     sizes = task.sizes() or [task.examples(client) for client in range(len(task.clients))]
-    some = _spread(len(task.clients), _SOME)
+    some = _spread(len(task.clients), _CLIENTS)
     constants = initial_weights(task, 0)[0].constants()
     return Data(task.name, sizes, _digest(task, sizes, some, constants), _held_out(task), _labels(task, sizes, some))
 
 
 def quick_digests(task: Task, constants: Constants) -> dict[str, str]:
     """The digests of fewer clients, for tasks that make up millions of them as they are asked for."""
-    few = _spread(len(task.clients), _FEW)
+    few = _spread(len(task.clients), _CLIENTS_AT_START)
     sizes = [len(task.clients), *(task.examples(client) for client in few)]
     return {"digest": _digest(task, sizes, few, constants), "held_out": _held_out(task)}
 
@@ -59,7 +58,7 @@ def _labels(task: Task, sizes: Sequence[int], clients: Sequence[int]) -> str:
 def _digest(task: Task, sizes: Sequence[int], clients: Sequence[int], constants: Constants) -> str:
     seen = hashlib.sha256(_labels(task, sizes, clients).encode())
     for client in clients:
-        seen.update(_same(*(task.clients[client][0][:_ROWS] for _ in range(2))))
+        seen.update(_same(*(task.clients[client][0][:_INPUTS] for _ in range(2))))
     for name in sorted(constants):
         seen.update(name.encode() + _bytes(constants[name]))
     return seen.hexdigest()[:12]
@@ -70,7 +69,7 @@ def _held_out(task: Task) -> str:
     seen = hashlib.sha256()
     for split, (inputs, labels) in task.splits.items():
         seen.update(f"{split} {len(labels)}".encode() + _bytes(labels[:]))
-        for row in _spread(len(labels), _ROWS):
+        for row in _spread(len(labels), _INPUTS):
             seen.update(_same(*(inputs[row : row + 1] for _ in range(2))))
     return seen.hexdigest()[:12]
 

@@ -21,13 +21,14 @@ from fedbuff.learn.task import Task
 from fedbuff.learn.twins import why_no_twin
 from fedbuff.learn.words import whole_trips
 
-_TRIAL_WEIGHTS = 1 << 22  # weights of all these trips together: fewer trips of large models, which take memory
-_AWAY = 0.1  # of their typical size: how far the trial's second version lies from the initial weights
-_CHECKED = 4  # trips that both ways must agree on before the fast one is used
-_LOOKED_AT = 64  # clients, from the first to the last, of whom these trips are, and whose rows the loss is tried on
-_TRIAL_ROWS = 256  # of them
+# The trial: both ways must agree on a few trips before the fast one is used.
+_TRIAL_TRIPS = 4  # trips, or fewer
+_TRIAL_WEIGHTS = 1 << 22  # if all of them together would have more weights than this: they take memory
+_SECOND_VERSION = 0.1  # half of them start this far from the initial weights, in units of a weight's typical size
+_TRIAL_CLIENTS = 64  # the trips are of clients among these, spread from the first to the last;
+_TRIAL_ROWS = 256  # the loss is tried on so many of their rows
 _TOLERANCE = 1e-4  # of an update's norm: rounding is far below, a mask or a row gone wrong far above
-_FLIPPED = 0.05  # that a number which is the larger of two by a hair, or not, may change an update by
+_TOLERANCE_OF_TIES = 0.05  # the same where a maximum is a tie but for rounding (ReLU, max pooling): either side may win
 
 
 def way_to_train(
@@ -74,7 +75,7 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         doubled = one_at_a_time(exact, short, seed, double)(again)
         double.load(start)  # the loop left its own there
         # but kernels know single precision only: what is far off there is their mistake
-        near = all(_agree(*pair, weights, _FLIPPED) for pair in both)
+        near = all(_agree(*pair, weights, _TOLERANCE_OF_TIES) for pair in both)
         if near and _agree(_tried(exact, short, seed, double, again)[0], doubled, start):
             return None
     except Exception as error:
@@ -109,7 +110,7 @@ def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat, jobs: list[Job]) -> 
 
 def _some(task: Task, flat: Flat) -> tuple[list[int], int | None]:
     """Clients from the first to the last, as neighbours may be alike, and one whose inputs are not finite, if any is there."""
-    every: list[int] = np.linspace(0, len(task.clients) - 1, min(_LOOKED_AT, len(task.clients))).astype(int).tolist()
+    every: list[int] = np.linspace(0, len(task.clients) - 1, min(_TRIAL_CLIENTS, len(task.clients))).astype(int).tolist()
     unsound = [c for c in every if not torch.isfinite(as_tensor(task.clients[c][0], like=flat.vector)).all()]
     some = [c for c in every if c not in unsound]
     return (some, unsound[0] if unsound else None) if some else (every, None)
@@ -139,7 +140,7 @@ def _loss_is_a_mean(task: Task, flat: Flat, some: list[int]) -> bool:
 
 def _trial(task: Task, flat: Flat, some: list[int]) -> list[Job]:
     """Trips of two versions, different clients in one of them, all of many examples: a sum is a mean for a client of one."""
-    few = max(2, min(_CHECKED, _TRIAL_WEIGHTS // len(flat.vector)))
+    few = max(2, min(_TRIAL_TRIPS, _TRIAL_WEIGHTS // len(flat.vector)))
     largest = sorted(some, key=lambda client: -task.examples(client))[:few]
     clients = [*(largest if len(largest) > 1 else 2 * largest), largest[-1]]
     versions = flat.weights(), _elsewhere(flat)
@@ -152,7 +153,7 @@ def _elsewhere(flat: Flat) -> Vector:
     weights, rng = flat.weights(), np.random.default_rng(0)
     for part in np.split(weights, np.cumsum([p.numel() for p in flat.parameters.values()])[:-1]):
         typical = float(np.sqrt(np.mean(part * part))) or 1.0
-        part += (_AWAY * typical * rng.standard_normal(len(part))).astype(part.dtype)
+        part += (_SECOND_VERSION * typical * rng.standard_normal(len(part))).astype(part.dtype)
     return weights
 
 

@@ -1,9 +1,14 @@
 """Look-ahead: updates are trained in bulk, before the server step that needs them.
 
 When a version of the model exists, every trip that started on it can be trained, whatever the others do. The plan says
-which of them a server step will use, so nothing is trained in vain. Trips wait in `open` until a chunk of them is worth
-sending to the pool, or until the first of them is needed. All of this follows virtual time only: the same chunks for
-any pool, any number of workers, and after a resume.
+which of them a server step will use, so nothing is trained in vain. A trip of a version that exists is
+
+    waiting        no server step within sight uses it, so far
+    open or soon   one does: it is on a pile that becomes a chunk when that is worth sending, or when a trip of it is needed
+    in a chunk     sent to the pool
+    trained        its update lies in a row of the pool's, until the server step that uses it
+
+All of this follows virtual time only: the same chunks for any pool, any number of workers, and after a resume.
 """
 
 import math
@@ -24,10 +29,11 @@ from fedbuff.sim.pool import NOW, Chunk, Pool
 from fedbuff.sim.steps import Step
 
 MEMORY = 1 << 30  # bytes of updates that may wait for their server step, if not said otherwise
-_TRIPS = 64  # a chunk has at most so many trips,
-_BYTES = 64 << 20  # and updates of so many bytes
 WORTH = 150_000_000  # multiplications in forward passes that make a chunk worth sending: some hundredths of a second
-_MOST = 4 * WORTH  # that a chunk has at most
+# what a chunk has at most
+_CHUNK_TRIPS = 64
+_CHUNK_BYTES = 64 << 20  # of updates
+_CHUNK_MULTIPLICATIONS = 4 * WORTH
 _OVER = (
     DROPPED,
     FAILED,
@@ -70,7 +76,7 @@ class Ahead:
         self.steps = steps
         self._plan, self._pool, self._mixing, self._per_example = plan, pool, mixing, per_example
         matrix = pool.updates.matrix
-        self._trips = max(1, min(_TRIPS, _BYTES // (matrix.shape[1] * matrix.itemsize)))
+        self._trips = max(1, min(_CHUNK_TRIPS, _CHUNK_BYTES // (matrix.shape[1] * matrix.itemsize)))
         self._worth = worth
         in_a_chunk = min(self._trips, worth / (per_example * examples))
         self._near = max(_SOON, math.ceil(_SOON * in_a_chunk / per_step))  # so many steps are soon
@@ -169,7 +175,7 @@ class Ahead:
         for trip in pile.trips:
             part.append(trip)
             cost += examples[trip] * self._per_example
-            if len(part) == self._trips or cost >= _MOST:
+            if len(part) == self._trips or cost >= _CHUNK_MULTIPLICATIONS:
                 self._send(part, priority)
                 part, cost = [], 0
         if part:

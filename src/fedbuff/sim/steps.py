@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-_TAKEN = 64  # so many steps that were taken may lie before those to come, or as many as those are
+_KEPT = 64  # steps that were taken and still lie before those to come: more only while those are more
 
 
 class Step(NamedTuple):
@@ -94,7 +94,7 @@ class Steps:
         if not self:
             raise IndexError("no step is to come")
         self._taken += 1
-        if self._taken >= max(_TAKEN, len(self)):
+        if self._taken >= max(_KEPT, len(self)):
             self._forget()
 
     @property
