@@ -200,6 +200,52 @@ def test_whole_numbers_that_are_no_classes_all_count():
     assert evaluate(task, flat, weights)["test"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, label: F.cross_entropy(output, (label + 1) // 2),
+        lambda output, label: F.cosine_embedding_loss(output, output + 1, label),
+        lambda output, label: torch.maximum(0.9 * (label - output[:, 0]), 0.1 * (output[:, 0] - label)).mean(),
+        lambda output, label: F.cross_entropy(output, (label + 1) // 2, reduction="sum"),
+        lambda output, label: F.cross_entropy(output, label.clamp(min=0), torch.tensor([1.0, 20.0])),
+    ],
+    ids=["labels of −1 and 1", "cosine", "quantile", "sum", "weighed"],
+)
+@pytest.mark.parametrize("rows", [2000, 2048, 5000])
+def test_the_loss_of_ones_own_is_that_of_the_whole_set_whatever_its_labels_are(loss, rows):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 3)).astype(np.float32), np.sort(rng.choice([-1, 1], rows))
+    task = replace(task_of([some_examples(5)]), loss=loss, evaluate=(x, y), accuracy=None)
+    flat, weights = initial_weights(task, 0)
+    flat.load(weights)
+    expected = float(loss(flat.module(torch.tensor(x)).detach(), torch.tensor(y)))
+    assert evaluate(task, flat, weights)["test"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_outputs_are_put_together_as_they_are():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return {"scores": y, "more": (y[:, 0], [x.sum(1)])}
+
+    def loss(output, label):
+        scores, (first, (total,)) = output["scores"], output["more"]
+        return F.cross_entropy(scores, label) + (first * total).sum() / 7
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4500, 3)).astype(np.float32), rng.integers(0, 2, 4500)
+    task = fb.Task(model=Two, loss=loss, clients=[(x[:9], y[:9])], evaluate=(x, y), accuracy=None)
+    flat, weights = initial_weights(task, 0)
+    flat.load(weights)
+    with torch.no_grad():
+        expected = float(loss(flat.module(torch.tensor(x)), torch.tensor(y)))
+    assert evaluate(task, flat, weights)["test"]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_of_a_rows_labels_only_those_that_count_are_right_or_wrong():
     found, counts = torch.tensor([[1, 0], [1, 0], [1, 1]]).bool(), torch.tensor([[1, 0], [0, 0], [1, 1]]).bool()
     assert right(found, 3, counts).tolist() == [1.0, 1.0]

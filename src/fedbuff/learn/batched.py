@@ -26,6 +26,7 @@ from fedbuff.learn.flat import Buffers, Flat, cast
 from fedbuff.learn.generator import default_generator
 from fedbuff.learn.kernels import numbers
 from fedbuff.learn.local import Job, Matrix, Train, room_for
+from fedbuff.learn.losses import MEANS, is_mean_cross_entropy
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
 from fedbuff.learn.small import small
 from fedbuff.learn.task import Task
@@ -38,16 +39,6 @@ from fedbuff.learn.words import whole_trips
 Rows = Tensor | NDArray[Any]  # examples, or their labels
 
 _ROWS = 128  # at most so many rows at a time (but a whole trip's): what a convolution writes should stay near the cache
-
-# losses whose mean over a batch is the mean of what they give with reduction="none"
-_KNOWN_LOSSES = (
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.binary_cross_entropy_with_logits,
-    F.binary_cross_entropy,
-)
 
 
 def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "cpu", precision: str = "float32") -> Train:
@@ -87,11 +78,7 @@ def norms(updates: Matrix) -> Vector:
 
 def is_known(loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Whether it is one of torch's losses, whose mean over rows is known, or one of somebody's own."""
-    return _is_cross_entropy(loss) or loss in _KNOWN_LOSSES
-
-
-def _is_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    return loss is F.cross_entropy or (type(loss) is nn.CrossEntropyLoss and loss.reduction == "mean")
+    return is_mean_cross_entropy(loss) or loss in MEANS
 
 
 def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
@@ -121,9 +108,9 @@ def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
             counted = counted * weight[label.where(counted, 0)]
         return each.reshape(len(each), -1).sum(1), counted.reshape(len(each), -1).sum(1)
 
-    if _is_cross_entropy(loss):
+    if is_mean_cross_entropy(loss):
         return partial(cross_entropy, loss if isinstance(loss, nn.CrossEntropyLoss) else nn.CrossEntropyLoss())
-    return known if loss in _KNOWN_LOSSES else by_vmap
+    return known if loss in MEANS else by_vmap
 
 
 class Together:

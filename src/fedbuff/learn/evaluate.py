@@ -1,19 +1,18 @@
 """Evaluation of a version on held-out examples, a block of rows at a time so that it can be shared out."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sized
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import CrossEntropyLoss, NLLLoss
-from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.generator import default_generator
+from fedbuff.learn.losses import adds_up, is_mean_cross_entropy
 from fedbuff.learn.task import Task, most_likely
-from fedbuff.learn.tasks import cross_entropy
 
 ROWS = 2048
 Outputs = Callable[[Vector, Tensor], Tensor]  # what the model with these weights says of these rows
@@ -38,23 +37,50 @@ def evaluate(task: Task, flat: Flat, weights: Vector) -> dict[str, dict[str, flo
 
 def blocks(task: Task) -> list[tuple[str, int]]:
     """Where the blocks of every split start."""
-    return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), ROWS)]
+    return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), _rows(task, y))]
+
+
+def _rows(task: Task, labels: Sized) -> int:
+    """How many rows a block has: all of them for a loss of somebody's own, which may be a sum, or leave out some labels."""
+    return ROWS if adds_up(task.loss) else max(1, len(labels))
 
 
 def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs) -> Part:
-    """On the `ROWS` examples of a split from `start` on."""
+    """On a block of a split's examples, from `start` on."""
     inputs, labels = task.splits[split]
-    x, y = (as_tensor(part[start : start + ROWS], like=flat.vector) for part in (inputs, labels))
+    end = start + _rows(task, labels)
+    y = as_tensor(labels[start:end], like=flat.vector)
     with torch.no_grad(), default_generator() as generator:
-        generator.manual_seed(start)  # for a model that draws though it is evaluated: the same in every process
-        output = outputs(weights, x)
+        found = []
+        for at in range(start, start + len(y), ROWS):
+            generator.manual_seed(at)  # for a model that draws though it is evaluated: the same in every process
+            found.append(outputs(weights, as_tensor(inputs[at : min(end, at + ROWS)], like=flat.vector)))
+        output = _joined(found)
         counts = _counts(task, output, y)
-        counted = _counted(task, y, counts)
+        counted = _counted(task, y, counts) if adds_up(task.loss) else len(y)
         loss = float(task.loss(output, y)) * counted if counted else 0.0
         if task.accuracy is None:
             return Part(loss, counted, 0.0, len(y))
         judged = right(_judged(task, output, y), len(y), counts if task.accuracy is most_likely else None)
         return Part(loss, counted, float(judged.sum()), len(judged))
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """What a model said of some rows after others, as if it had been asked for all at once."""
+    first = outputs[0]
+    if len(outputs) == 1:
+        return first
+    if isinstance(first, dict):
+        return {name: _joined([output[name] for output in outputs]) for name in first}
+    if isinstance(first, tuple | list):
+        parts = [_joined(list(part)) for part in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if isinstance(first, Tensor) and first.ndim:
+        return torch.cat(outputs)
+    raise ValueError(
+        f"model: evaluated on {ROWS:,} rows at a time, it gave {type(first).__name__}s, which can't be put together; "
+        "expected tensors with a row for each example"
+    )
 
 
 def _counts(task: Task, output: Tensor, label: Tensor) -> Tensor | None:
@@ -80,7 +106,7 @@ def _counted(task: Task, label: Tensor, counts: Tensor | None) -> float:
 def _judged(task: Task, output: Tensor, label: Tensor) -> Tensor:
     """What the task's accuracy says; a single output is a class to cross entropy, and to other losses a sign."""
     assert task.accuracy is not None
-    by_class = task.loss in (cross_entropy, F.cross_entropy) or isinstance(task.loss, CrossEntropyLoss)
+    by_class = is_mean_cross_entropy(task.loss) or isinstance(task.loss, CrossEntropyLoss)
     if task.accuracy is most_likely and by_class and output.shape[1:] == (1,) and not label.is_floating_point():
         return output.argmax(1) == label
     return task.accuracy(output, label)

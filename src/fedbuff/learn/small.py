@@ -8,17 +8,16 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.kernels import Sgd, usable
 from fedbuff.learn.local import Job, Matrix, Train, room_for
+from fedbuff.learn.losses import is_plain_cross_entropy
 from fedbuff.learn.places import Places, described
 from fedbuff.learn.shuffle import beginning
 from fedbuff.learn.task import Task
@@ -44,14 +43,6 @@ def layers_of(module: nn.Module) -> list[nn.Linear] | None:
 
 
 _KINDS = (nn.Linear, nn.Sequential, nn.Flatten, nn.ReLU)
-
-
-def is_cross_entropy(loss: Any) -> bool:
-    """Whether it is torch's, without weights, smoothing or labels of its own that do not count."""
-    return loss is F.cross_entropy or (
-        type(loss) is nn.CrossEntropyLoss
-        and (loss.weight, loss.ignore_index, loss.reduction, loss.label_smoothing) == (None, -100, "mean", 0.0)
-    )
 
 
 def countable(sgd: LocalSGD) -> bool:
@@ -103,7 +94,7 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
     layers = layers_of(flat.module)
     kernels = usable(flat.vector)
     expected = [p for layer in layers or () for p in (layer.weight, layer.bias) if p is not None]
-    if layers is None or kernels is None or not is_cross_entropy(task.loss) or len(flat.vector) > _LARGEST:
+    if layers is None or kernels is None or not is_plain_cross_entropy(task.loss) or len(flat.vector) > _LARGEST:
         return None
     if not countable(sgd):
         return None

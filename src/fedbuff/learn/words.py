@@ -16,10 +16,11 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Flat
 from fedbuff.learn.kernels import Words, twisters_agree, usable
 from fedbuff.learn.local import Matrix
+from fedbuff.learn.losses import is_plain_cross_entropy
 from fedbuff.learn.networks import WordLSTM
 from fedbuff.learn.places import Places, described
 from fedbuff.learn.shuffle import beginning
-from fedbuff.learn.small import as_sgd, countable, is_cross_entropy
+from fedbuff.learn.small import as_sgd, countable
 from fedbuff.learn.task import Task
 
 
@@ -101,6 +102,6 @@ def whole_trips(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> WholeTrips 
     if kernels is None or parts is None or not one_step or sgd.weight_decay or not countable(sgd):
         return None
     shape = np.shape(task.clients[0][0])
-    if not is_cross_entropy(task.loss) or len(shape) != 2 or shape[1] == 0:
+    if not is_plain_cross_entropy(task.loss) or len(shape) != 2 or shape[1] == 0:
         return None
     return WholeTrips(task, sgd, seed, flat, parts, kernels)

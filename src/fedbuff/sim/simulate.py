@@ -95,28 +95,13 @@ def simulate(
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
 
-    check.instance(
-        Server, "who aggregates, e.g. fedbuff.Server(start=fedbuff.refill(concurrency=100), buffer_size=10)", server=server
-    )
-    check.instance(Task, "what is learned, e.g. fedbuff.tasks.digits() or a fedbuff.Task of your own", task=task)
-    check.instance(Until, "when to stop, e.g. fedbuff.trips(1000)", until=until)
-    check.instance(LocalSGD, "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
+    _check_parts(server, task, client, until, training, privacy, secure_aggregation)
     check_timing(timing, availability)
-    check.instance(Training, "how trips are computed, e.g. fedbuff.Training(batched=True)", training=training)
-    private = "how much privacy, e.g. fedbuff.Privacy(clip=1.0, epsilon=8.0, delta=1e-5), or None"
-    check.instance(Privacy | None, private, privacy=privacy)
-    unseen_by = "how updates are added up, e.g. fedbuff.SecureAggregation(mode='enclave', clip=1.0), or None"
-    check.instance(SecureAggregation | None, unseen_by, secure_aggregation=secure_aggregation)
     check.instance(str, "a name for the run's settings, e.g. 'fedbuff'", algorithm=algorithm)
     check.function(1, "a function of a line, e.g. print", say=say)
     if progress is not None:
         check.function(1, "a function of the run's status, or None", progress=progress)
     check.integer(0, seed=seed)
-    if server.live:
-        raise ValueError(
-            f"server: {', '.join(server.live)} is for a server that is driven by events; give simulate privacy=…, "
-            "secure_aggregation=… or availability=… instead"
-        )
     check.number(0, checkpoint_every=checkpoint_every)
     check.one_of(("local", "ray"), engine=engine)
     if workers is not None:
@@ -247,6 +232,34 @@ def simulate(
         if folder is not None:
             folder.finish(trips, weights_by_name, simulation.metrics, summary)
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
+
+
+def _check_parts(
+    server: Server,
+    task: Task,
+    client: LocalSGD,
+    until: Until,
+    training: Training,
+    privacy: Privacy | None,
+    secure_aggregation: SecureAggregation | None,
+) -> None:
+    """Refuse what is not what it stands for."""
+    check.instance(
+        Server, "who aggregates, e.g. fedbuff.Server(start=fedbuff.refill(concurrency=100), buffer_size=10)", server=server
+    )
+    check.instance(Task, "what is learned, e.g. fedbuff.tasks.digits() or a fedbuff.Task of your own", task=task)
+    check.instance(Until, "when to stop, e.g. fedbuff.trips(1000)", until=until)
+    check.instance(LocalSGD, "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
+    check.instance(Training, "how trips are computed, e.g. fedbuff.Training(batched=True)", training=training)
+    private = "how much privacy, e.g. fedbuff.Privacy(clip=1.0, epsilon=8.0, delta=1e-5), or None"
+    check.instance(Privacy | None, private, privacy=privacy)
+    unseen_by = "how updates are added up, e.g. fedbuff.SecureAggregation(mode='enclave', clip=1.0), or None"
+    check.instance(SecureAggregation | None, unseen_by, secure_aggregation=secure_aggregation)
+    if server.live:
+        raise ValueError(
+            f"server: {', '.join(server.live)} is for a server that is driven by events; give simulate privacy=…, "
+            "secure_aggregation=… or availability=… instead"
+        )
 
 
 def protected(plan: Plan, privacy: Privacy | None, clients: int, weights: int, seed: int, folder: Folder | None) -> Protection:
