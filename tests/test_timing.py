@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedbuff as fb
-from fedbuff.core.random import Stream, generator, unit
+from fedbuff.core.random import Stream, generator, unit, units
 from fedbuff.core.schedule import Schedule
 from fedbuff.sim.clock import WAKES, Clock
 from fedbuff.sim.timing import Sizes, mean_duration
@@ -288,3 +288,58 @@ def test_arrivals_keep_their_concurrency_though_slow_clients_are_seldom_free(cli
     timing = fb.per_client(fb.exponential(1.0), spread)
     t = fb.timeline(start=fb.arrivals(concurrency=concurrency), buffer_size=5, clients=clients, trips=40_000, timing=timing)
     assert t.summary()["concurrency_mean"] == pytest.approx(concurrency, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("timing", "timeout", "clients"),
+    [
+        (fb.per_client(fb.exponential(1.0), 1.2), 1.0, 200),
+        (fb.per_client(fb.exponential(1.0), 2.5), 1.0, 200),
+        (fb.per_client(fb.exponential(1.0), 2.5), 1.0, 5000),
+        (fb.per_example(fb.exponential(0.3)), 1.5, 200),
+        (fb.per_client(fb.exponential(1.0), 1.0), None, 50),
+    ],
+)
+def test_arrivals_keep_their_concurrency_though_slow_trips_are_cut_off(timing, timeout, clients):
+    """As many as there are clients can't be under way all the time: then it is a few fewer."""
+    sizes = np.random.default_rng(0).integers(1, 20, clients)
+    t = fb.timeline(
+        start=fb.arrivals(concurrency=50), buffer_size=1, clients=clients, trips=40_000, timing=timing, timeout=timeout,
+        examples=sizes,
+    )  # fmt: skip
+    assert t.summary()["concurrency_mean"] == pytest.approx(50, rel=0.07)
+
+
+def test_where_few_clients_are_there_the_same_ones_start_as_by_one_draw_after_another():
+    """`which` only saves time: who is asked for, and what is drawn, is the same for an availability without it."""
+
+    class Slow:
+        def __init__(self, hours):
+            self.hours, self.share, self.retry = hours, hours.share, hours.retry
+
+        def __call__(self, client, time):
+            return self.hours(client, time)
+
+    for clients, share in ((40, 0.05), (40, 0.6), (120_000, 0.01)):
+        hours = fb.windows(10.0, 10.0 * share)
+        fast, slow = (Schedule(fb.refill(30), 2, clients, 1, available) for available in (hours, Slow(hours)))
+        assert fast.begin(0.0) == slow.begin(0.0)
+        for number in range(30):
+            for schedule in (fast, slow):
+                if schedule.in_flight:
+                    schedule.ended(min(schedule.in_flight))
+                schedule.start_trips(0.3 * number)
+            assert fast.state() == slow.state()
+
+
+@given(st.integers(0, 2**63), st.lists(st.integers(0, 2**62), min_size=1, max_size=5))
+def test_numbers_of_many_indices_are_those_of_each(seed, indices):
+    assert units(seed, "window", np.array(indices)).tolist() == [unit(seed, "window", i) for i in indices]
+
+
+@given(st.integers(0, 20_000), st.integers(0, 9_000))
+def test_numbers_of_a_stream_at_once_are_those_one_by_one(first, count):
+    stream = Stream(3, "choice")
+    found = stream.between(first, first + count)
+    assert len(found) == count
+    assert all(found[i] == stream[first + i] for i in range(0, count, 997))

@@ -23,7 +23,10 @@ _MANY = 100_000  # so many clients are not asked one by one whether they are ava
 
 
 class Availability(Protocol):
-    """When a client can start a trip; `share` of them can at any time, and `retry` is how long to wait when nobody can."""
+    """When a client can start a trip; `share` of them can at any time, and `retry` is how long to wait when nobody can.
+
+    With `which(clients, time)`, an array of answers, it is asked for many at once where few are there.
+    """
 
     @property
     def share(self) -> float: ...
@@ -166,16 +169,41 @@ class Schedule:
         client = int(self.choices[self._draws] * n)
         if available is None and limits is None and client not in busy:  # nearly always
             return client
-        for _ in range(_TRIES if available is None else math.ceil(_TRIES / available.share)):
+        for _ in range(_TRIES):
             may = limits is None or limits.allowed(client, self.version)
             if client not in busy and may and (available is None or available(client, time)):
                 return client
             client = int(self._draw() * n)
-        if available is not None and n > _MANY:
+        return self._choose_of_few(time)
+
+    def _choose_of_few(self, time: float) -> int | None:
+        """The same where few clients are free, or none: more draws, all at once, and then from a list of the free."""
+        n, available = self.clients, self.available
+        more = 0 if available is None else math.ceil(_TRIES / available.share) - _TRIES
+        first, self._draws = self._draws, self._draws + more
+        listed = available is None or n <= _MANY
+        there = self._may_start(np.arange(n), time) if listed else None
+        if there is not None and not there.any():
             return None
-        allowed = None if limits is None else limits.free(self.version)
-        free = [c for c in _not_in(busy, n, allowed) if available is None or available(c, time)]
-        return free[int(self._draw() * len(free))] if free else None
+        drawn = (self.choices.between(first, self._draws) * n).astype(np.int64)
+        hits = np.flatnonzero(self._may_start(drawn, time) if there is None else there[drawn])
+        if len(hits):
+            self._draws = first + int(hits[0])
+            return int(drawn[hits[0]])
+        if there is None:
+            return None
+        free = np.flatnonzero(there)
+        return int(free[int(self._draw() * len(free))])
+
+    def _may_start(self, clients: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of these clients are not busy, are there, and are not at a limit."""
+        busy, available = np.fromiter(self._busy, np.int64, len(self._busy)), self.available
+        may: NDArray[np.bool_] = ~np.isin(clients, busy)
+        if self.limits is not None:
+            may &= self.limits.free(self.version)[clients]
+        if available is not None:
+            may[may] = _which(available, clients[may], time)
+        return may
 
     def _draw(self) -> float:
         self._draws += 1
@@ -207,6 +235,15 @@ class Schedule:
         self._wake = self._retry_at if self._next_arrival is None else self._origin + self._next_arrival
 
 
+def _which(available: Availability, clients: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    """Who of these is there: asked at once, unless a subclass has another answer for each."""
+    answers = next((kind for kind in type(available).__mro__ if "__call__" in vars(kind)), None)
+    if answers is not None and "which" in vars(answers):
+        found: NDArray[np.bool_] = available.which(clients, time)  # type: ignore[attr-defined]
+        return found
+    return np.array([available(int(client), time) for client in clients], bool)
+
+
 def check_fits(start: StartingRule, buffer_size: int, clients: int) -> None:
     """Refuse a rule and a buffer that so many clients can't fill, or that don't go together."""
     check.integer(1, check.MOST, buffer_size=buffer_size)
@@ -222,14 +259,6 @@ def check_fits(start: StartingRule, buffer_size: int, clients: int) -> None:
         )
     if is_sampled(start) and buffer_size != start.most():
         raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
-
-
-def _not_in(busy: set[int], n: int, allowed: NDArray[np.bool_] | None = None) -> list[int]:
-    """The clients below `n` that are not busy, in order; cheap when reached, as then nearly all are busy."""
-    free = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
-    free[list(busy)] = False
-    found: list[int] = np.flatnonzero(free).tolist()
-    return found
 
 
 def binomial(uniform: float, n: int, p: float) -> int:

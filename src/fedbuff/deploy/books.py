@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff.core.events import (
     CancelTrip,
@@ -66,6 +67,11 @@ class Present:
 
     def __call__(self, client: int, time: float) -> bool:
         return bool(self._up[client]) and client not in self._out
+
+    def which(self, clients: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """The same for many clients at once."""
+        there: NDArray[np.bool_] = self._up[clients] & ~np.isin(clients, list(self._out))
+        return there
 
     def up(self, client: int) -> bool:
         return bool(self._up[client])

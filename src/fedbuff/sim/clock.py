@@ -11,6 +11,7 @@ from bisect import insort
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbuff.core import check
 from fedbuff.core.random import Draw, Stream, generator
@@ -114,9 +115,11 @@ class Clock:
         x while it is free, so that it is under way x d / (1 + x d) of the time, d its mean duration: x is what gives `share`.
         """
         factors = np.array(some_factors(self.timing, self.seed, clients, self._examples))
-        relative = factors / factors.mean()
-        if not 0 < share < 1 or relative.min() == relative.max():
+        if share <= 0 or factors.min() == factors.max():
             return 1.0
+        durations = self._under_way(factors)
+        relative = durations / durations.mean()
+        share = min(share, 1 - 0.5 / clients)  # that of all clients would take a rate without end
         low, high = 0.0, 1.0
         while np.mean(high * relative / (1 + high * relative)) < share and high < 1e12:
             high *= 2
@@ -124,6 +127,19 @@ class Clock:
             x = (low + high) / 2
             low, high = (x, high) if np.mean(x * relative / (1 + x * relative)) < share else (low, x)
         return share / (low * (1 - share))
+
+    def _under_way(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How long trips of clients with these factors are under way on average, relative to each other."""
+        hours = self.availability is not None and self.availability.share < 1
+        if self.timeout is None and not hours:
+            return factors
+        rng = generator(self.seed, "mean time of each")
+        base = self.timing(rng, 2_000)
+        base = np.where(rng.random(len(base)) < self.dropout, base * rng.random(len(base)), base)
+        most = np.full(len(base), math.inf if self.timeout is None else self.timeout)
+        if self.availability is not None and hours:
+            most = np.minimum(most, self.availability.open * rng.random(len(base)))
+        return np.array([np.minimum(factor * base, most).mean() for factor in factors])
 
     def wake(self, at: float) -> None:
         self._put((at, _NEVER, WAKES))
