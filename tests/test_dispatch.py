@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fedbuff.core.events import TripLeft, UpdateArrived, UpdateRejected
 from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
+from fedbuff.core.trips import OUTCOMES
 from fedbuff.deploy.wire import Orders, Report, Result
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
@@ -344,15 +345,46 @@ def test_a_cohort_of_poisson_size_is_not_for_a_network():
 
 @pytest.mark.parametrize("reason", ["too late", "over"])
 def test_a_run_that_is_over_takes_no_more_server_steps(worlds, reason):
-    """Also with Poisson cohorts, where a step follows when nobody is in flight any more."""
+    """Nor does a trip start or end, whoever times out, comes or goes while it drains."""
+
+    def stands():
+        books = world.dispatch.books
+        return books.server.version, books.server.weights.tobytes(), len(books.trips), books.trips.ended
+
     world = worlds()
     world.settle(3)
-    version, weights = world.dispatch.books.server.version, world.dispatch.books.server.weights.tobytes()
+    before = stands()
     world.closing = True
     world.dispatch.close()
     world.now += 11.0 if reason == "too late" else 0.1
+    world.dispatch.online({1: "north"}, world.now)
     world.settle(5)
-    assert (world.dispatch.books.server.version, world.dispatch.books.server.weights.tobytes()) == (version, weights)
+    assert stands() == before
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        ("deadline", "late"),
+        ("norm too large", "failed"),
+        ("client failed", "dropped"),
+        ("shut out", "dropped"),
+        ("staleness", "late"),
+    ],
+)
+def test_a_trip_has_the_outcome_that_its_reason_means(worlds, reason, outcome):
+    world = worlds()
+    world.settle(2)
+    books = world.dispatch.books
+    trip = min(books.server.in_flight)
+    if reason == "staleness":
+        books.server.max_staleness = -1
+        books.apply(
+            {"kind": "update", "trip": trip, "examples": 1, "time": world.now}, np.zeros_like(books.server.weights).tobytes()
+        )
+    else:
+        books.apply({"kind": "failed", "trip": trip, "reason": reason, "time": world.now})
+    assert OUTCOMES[books.trips.outcome[trip]] == outcome
 
 
 # ── what no honest client sends ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """Differential privacy in a run: the simulator is the server of `core/` with its protection, and never spends twice."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -274,6 +275,25 @@ def test_a_killed_private_run_goes_on_with_the_same_noise(mechanism, tmp_path):
     other = tmp_path / "other"
     subprocess.run(command(["run", file, "--out", other, "--quiet", "--workers", "1"]), check=True, capture_output=True)
     assert (other / "weights.safetensors").read_bytes() != (whole / "weights.safetensors").read_bytes()
+
+
+def test_what_noise_could_be_learned_from_is_its_owners_only(tmp_path):
+    modes = {}
+
+    def look(status):
+        for path in (tmp_path / "r" / "noise.key", tmp_path / "r" / "checkpoint"):
+            modes[path.name] = path.stat().st_mode & 0o077
+
+    before = os.umask(0o022)
+    try:
+        privacy = fb.Privacy(clip=1.0, noise_multiplier=1.0, delta=1e-5, max_participations=1)
+        server = fb.Server(start=fb.refill(4), buffer_size=2, weigh=fb.constant(1.0))
+        task = fb.tasks.digits(clients=50)
+        how = {"client": fb.LocalSGD(lr=0.1), "until": fb.server_steps(3), "privacy": privacy, "workers": 1}
+        fb.simulate(server, task, out=tmp_path / "r", progress=look, **how)
+    finally:
+        os.umask(before)
+    assert modes == {"noise.key": 0, "checkpoint": 0}
 
 
 def test_a_run_without_its_key_does_not_go_on(tmp_path):

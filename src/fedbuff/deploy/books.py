@@ -43,7 +43,8 @@ from fedbuff.core.events import (
     Woke,
 )
 from fedbuff.core.server import Server
-from fedbuff.core.trips import CANCELLED, DROPPED, FAILED, UNUSED, Trips
+from fedbuff.core.trips import CANCELLED, FAILED, LATE, UNUSED, Trips
+from fedbuff.deploy import reasons
 
 Record = dict[str, Any]
 Ranges = tuple[tuple[int, int], ...]
@@ -160,11 +161,13 @@ class Books:
         return self._ended(trip, self.server.handle(UpdateArrived(trip, update, examples, now)), now, version)
 
     def _ended(self, trip: int, commands: list[Command], now: float, version: int | None = None) -> list[Command]:
-        refused = bool(commands) and isinstance(commands[0], UpdateRejected)
+        refused = commands[0] if commands and isinstance(commands[0], UpdateRejected) else None
         self.left.discard(trip)
-        if refused:
+        outcome = UNUSED
+        if refused is not None:
             self.masked.pop(trip, None)
-        self.trips.end(trip, now, self.server.version if version is None else version, FAILED if refused else UNUSED)
+            outcome = LATE if _too_stale(refused) else FAILED
+        self.trips.end(trip, now, self.server.version if version is None else version, outcome)
         return self._noted(commands, now)
 
     def _failed(self, record: Record, now: float) -> list[Command]:
@@ -172,7 +175,7 @@ class Books:
         self._counted(record)
         self.left.discard(trip)
         self.masked.pop(trip, None)
-        self.trips.end(trip, now, self.server.version, DROPPED)
+        self.trips.end(trip, now, self.server.version, reasons.outcome(reason))
         return self._noted(self.server.handle(TripFailed(trip, reason, now)), now)
 
     def _counted(self, record: Record) -> list[Command]:
@@ -199,7 +202,7 @@ class Books:
                     self.left.discard(trip)
                     self.trips.end(trip, now, self.server.version, CANCELLED)
                 case UpdateRejected(_, reason):  # few of them, so that they can be counted
-                    self.counts.refused["too stale" if reason.startswith("staleness") else reason] += 1
+                    self.counts.refused["too stale" if _too_stale(command) else reason] += 1
                 case Wake(at):
                     self.wake = at
         return commands
@@ -229,6 +232,10 @@ class Books:
         self.time, self.wake = facts["time"], facts["wake"]
         self.staleness, self.used = facts["staleness"]
         self.left = set(facts["left"])
+
+
+def _too_stale(refused: UpdateRejected) -> bool:
+    return refused.reason.startswith("staleness")
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:

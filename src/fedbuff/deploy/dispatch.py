@@ -26,18 +26,32 @@ from fedbuff.compiled.norm import norm
 from fedbuff.core.events import CancelTrip, Command, StartTrip
 from fedbuff.core.trips import FAILED, UNUSED, USED
 from fedbuff.deploy.books import Books, Ranges, Record, numbers_in, ranges_of
+from fedbuff.deploy.reasons import (
+    ANOTHERS,
+    DEADLINE,
+    EXAMPLES,
+    LATE,
+    MALFORMED,
+    NOT_ASKED,
+    NOT_FINITE,
+    NOT_ITS_CLIENTS,
+    NOT_SEALED,
+    OTHER_JOB,
+    OVER,
+    PROBLEM,
+    RATE,
+    SHUT_OUT,
+    SIZE,
+    STRIKES,
+    TAKEN,
+    TOO_LONG,
+    TWICE,
+    UNKNOWN,
+)
 from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.vault import Vault
 from fedbuff.deploy.wire import MalformedError, Order, Orders, Report, Result
 
-# why something was refused: few, so that they can be counted
-DEADLINE, PROBLEM = "deadline", "client failed"
-UNKNOWN, ANOTHERS, TWICE, LATE = "unknown trip", "another client's trip", "sent twice", "too late"
-OVER, NOT_SEALED, NOT_ASKED = "the run is over", "refused by the trusted aggregator", "not asked for"
-SHUT_OUT, TAKEN = "shut out", "clients of another gateway"
-SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE = "wrong size", "not finite", "norm too large", "bad number of examples", "too often"
-MALFORMED, OTHER_JOB, NOT_ITS_CLIENTS = "malformed report", "another run's report", "clients that are not its own"
-STRIKES = (UNKNOWN, ANOTHERS, SIZE, NOT_FINITE, TOO_LONG, EXAMPLES, RATE, MALFORMED, NOT_ITS_CLIENTS)
 _ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips whose result was here before
 _MINUTE = 60.0
 _MOST_SEALED = 1024  # bytes that come with a masked update
@@ -153,7 +167,7 @@ class Dispatch:
             self._unusable(gateway, trips, reason, now, f"{report.clients}"[:100])
             gateway.greeted = reason == TAKEN  # it is asked again when the other one is gone
             return
-        if any(not self.books.present.up(client) for client in numbers_in(report.clients)) and not self._closing:
+        if any(not self.books.present.up(client) for client in numbers_in(report.clients)):
             self._present(numbers_in(report.clients), True, now)
         for result in report.results:
             self._result(gateway, result, now)
@@ -180,12 +194,14 @@ class Dispatch:
             for message in [m for m, (number, _) in sent.items() if number < newest]:
                 self.lost(message, now)
         self._overtaken.clear()
+        if self._closing:
+            return
         started, limit = self.books.trips.start_time, now - self.deployment.deadline
         while self._young and (not self._wanted(self._young[0]) or started[self._young[0]] <= limit):
             trip = self._young.popleft()
             if self._wanted(trip):
                 self._happened({"kind": "failed", "trip": trip, "reason": DEADLINE, "time": now})
-        if self.books.wake is not None and self.books.wake <= now and not self._closing:
+        if self.books.wake is not None and self.books.wake <= now:
             self._happened({"kind": "woke", "time": now})
 
     def seal(self, now: float) -> None:
@@ -214,7 +230,7 @@ class Dispatch:
             self._happened({"kind": "opened", "version": version, "time": now}, total.tobytes())
 
     def close(self) -> None:
-        """The run is over: no trip is sent any more, and what still comes back is acknowledged and not used."""
+        """The run is over: no trip starts, is sent or ends any more, and what still comes back is acknowledged and not used."""
         self._closing = True
         for gateway in self.gateways.values():
             gateway.queue.clear()
@@ -406,7 +422,7 @@ class Dispatch:
             self.books.counts.refused[reason] += 1  # counted, but whoever is shut out does not fill our disk
             return
         self._happened(record)
-        if client is None and self.books.shut_out(who) and gateway.clients:
+        if client is None and self.books.shut_out(who) and gateway.clients and not self._closing:
             self._present(gateway.clients, False, now)
             for lost, (owner, _) in list(self.books.server.in_flight.items()):
                 if owner in gateway.clients:
@@ -439,7 +455,8 @@ class Dispatch:
         return None if clients and clients <= gateway.clients else NOT_ITS_CLIENTS
 
     def _present(self, clients: Iterable[int], up: bool, now: float) -> None:
-        self._happened({"kind": "present", "clients": ranges_of(clients), "up": up, "time": now})
+        if not self._closing:  # whoever comes would be given a trip
+            self._happened({"kind": "present", "clients": ranges_of(clients), "up": up, "time": now})
 
     def _gone(self, gateway: Gateway, now: float) -> None:
         self._by_node.pop(gateway.node or 0, None)

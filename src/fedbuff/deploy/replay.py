@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedbuff.settings import Settings
 
 _FORMAT = 1
-_ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips that brought an update, even one that was too stale
+_ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips that brought an update
 
 
 def parser(commands: Any) -> None:
@@ -213,5 +213,6 @@ class Replayed:
     def durations(self) -> list[tuple[int, float, float]]:
         """Client, duration and seconds of training, of every trip that arrived."""
         t = self.books.trips
-        arrived = [trip for trip in t.order[: t.ended] if t.outcome[trip] in _ARRIVED]
+        # one that was too stale is as late as one that never came, but we know how long its client trained
+        arrived = [trip for trip in t.order[: t.ended] if t.outcome[trip] in _ARRIVED or trip in self.seconds]
         return [(t.client[i], t.end_time[i] - t.start_time[i], self.seconds.get(i, 0.0)) for i in arrived]

@@ -3,6 +3,7 @@
 Whoever finds a summary.json finds a finished run. docs/run-folder.md describes every file.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -43,7 +44,9 @@ class Folder:
         except BaseException:
             self._lock.close()
             raise
-        (path / "checkpoint").mkdir(exist_ok=True)
+        (path / "checkpoint").mkdir(exist_ok=True, mode=0o700)
+        with contextlib.suppress(PermissionError):  # it is somebody else's
+            (path / "checkpoint").chmod(0o700)  # updates are in it, and the noise of a private run
 
     def _claim(self, text: str, resume: bool) -> None:
         """Write the settings down, or see that the run that is there has the same."""
