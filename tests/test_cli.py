@@ -105,6 +105,25 @@ def test_timeline_needs_no_settings_and_gives_the_python_timeline(fedbuff, tmp_p
     assert "concurrency" in fedbuff("timeline", "--trips", 500).stdout
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("until.tripz=5", "until.tripz = 5: unknown key; did you mean until.trips?"),
+        ("until=-1", "until"),
+        ("training.bached=true", "did you mean training.batched?"),
+        ("evaluate_share=7", "evaluate_share"),
+        ("privacy.clp=1", "did you mean privacy.clip?"),
+        ("target={}", "target"),
+    ],
+)
+def test_a_timeline_does_not_overlook_what_is_wrong_elsewhere_in_its_file(fedbuff, tmp_path, change, says):
+    server = "[server]\nstart.refill.concurrency = 5\nbuffer_size = 2\n"
+    (tmp_path / "f.toml").write_text(server + "[task.digits]\nclients = 30\n[client]\nlr = 0.1\n[until]\ntrips = 20\n")
+    done = fedbuff("timeline", "f.toml", "--set", change, code=2)
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_timeline_of_a_settings_file_is_that_of_its_run(settings_file, fedbuff, tmp_path):
     fedbuff("run", settings_file, "--out", tmp_path / "run")
     fedbuff("timeline", settings_file, "--trips", 380, "--out", tmp_path / "t.parquet")

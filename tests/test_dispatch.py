@@ -343,6 +343,36 @@ def test_a_cohort_of_poisson_size_is_not_for_a_network():
         from_tables(tables)
 
 
+@pytest.mark.parametrize(
+    ("deploy", "says"),
+    [
+        ({"gateways": "x"}, "deploy.gateways='x': expected clients by the name of their gateway"),
+        ({"gateways": ["0-29"]}, "expected clients by the name of their gateway"),
+        ({"gateways": {"a": 5}}, "gateways.a = 5: expected numbers and ranges"),
+        ({"gateways": {"a": "1-"}}, "gateways.a = '1-': expected numbers and ranges"),
+        ({"gateways": {"a": "0-99999999999"}}, "gateways.a = '0-99999999999': expected numbers and ranges"),
+        ({"gateways": {"a": "0-9,3-4", "b": "8"}}, "gateways.b = '8': client 8 is behind a already"),
+        ({"metrics": "127.0.0.1:99999"}, "expected HOST:PORT"),
+        ({"metrics": "nonsense"}, "expected HOST:PORT"),
+        ({"max_norm": 1.0}, "deploy.max_norm=1: with secure aggregation nobody sees how long an update is"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_deployment_is_one_line(deploy, says):
+    tables = {
+        "task": {"digits": {"clients": 20}},
+        "server": {"start": {"refill": {"concurrency": 5}}, "buffer_size": 5},
+        "client": {"lr": 0.1},
+        "until": {"trips": 100},
+        "secure_aggregation": {"mode": "enclave", "clip": 1.0},
+        "deploy": deploy,
+    }
+    with pytest.raises(SettingsError) as error:
+        from_tables(tables)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("reason", ["too late", "over"])
 def test_a_run_that_is_over_takes_no_more_server_steps(worlds, reason):
     """Nor does a trip start or end, whoever times out, comes or goes while it drains."""

@@ -238,6 +238,14 @@ def test_trips_that_were_not_back_in_time(folder):
         assert [f.level for f in check_outcomes(folder, Deployment())] == found
 
 
+def test_who_was_shut_out(folder):
+    (folder / "run").mkdir()
+    out = ["gateway north", *(f"client {n}" for n in range(4))]
+    (folder / "run" / "status.json").write_text(json.dumps({"trips": 100, "refused": {}, "shut_out": out}))
+    (found,) = check_outcomes(folder, Deployment())
+    assert (found.level, found.found) == ("warning", "shut out: gateway north, client 0, client 1 and 2 more")
+
+
 @pytest.mark.parametrize(
     ("free", "trips", "keep", "level"),
     [

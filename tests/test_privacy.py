@@ -754,3 +754,11 @@ def test_a_limit_beside_a_sampling_rate_is_refused(limit):
     with pytest.raises(ValueError, match=f"^{next(iter(limit))}=.*drawn more often"):
         plan("gaussian", **fixed, sampling_rate=0.1, **limit)
     plan("gaussian", **fixed, **{"max_participations": 2, **limit})  # without amplification there is nothing to lose
+
+
+@pytest.mark.parametrize(("rate", "steps", "delta"), [(1e-8, 10, 1e-6), (1e-4, 5, 1e-3)])
+def test_who_is_hardly_ever_drawn_needs_no_noise(rate, steps, delta):
+    """δ covers it that a client is in any cohort at all, and no accountant has to be asked."""
+    assert accounting.sampled_epsilon(0.05, rate, steps, delta) == 0.0
+    assert accounting.sampled_noise(0.5, rate, steps, delta) == pytest.approx(0.05)
+    assert accounting.sampled_epsilon(0.05, 1.1 * delta / steps, steps, delta) > 0

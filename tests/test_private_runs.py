@@ -15,6 +15,7 @@ from conftest import command
 from fedbuff.core.random import seed_for
 from fedbuff.core.schedule import Schedule, binomial
 from fedbuff.privacy.ledger import Ledger
+from fedbuff.privacy.plan import plan
 from fedbuff.privacy.protection import protect
 from lockstep import lockstep
 
@@ -345,3 +346,13 @@ def test_epsilon_says_whom_it_trusts(mode, whom, task):
     how = {} if mode is None else {"secure_aggregation": fb.SecureAggregation(mode, clip=0.2)}
     server = fb.Server(start=fb.refill(10), buffer_size=5)
     assert whom in run(server, task, PRIVACY, steps=2, **how).summary["privacy"]["limits"]
+
+
+def test_weights_that_round_more_coarsely_than_float32_are_not_protected():
+    server = fb.Server(start=fb.refill(2), buffer_size=1, weigh=fb.constant(1.0))
+    safe = protect(
+        plan("tree", clip=1.0, buffer_size=1, horizon=8, noise_multiplier=1.0, delta=1e-5, max_participations=1), 9, 4, 0, True
+    )
+    server.bind(np.zeros(4, np.float32), 9, protection=safe)
+    with pytest.raises(ValueError, match=r"float16.*longer than clip"):
+        server.bind(np.zeros(4, np.float16), 9, protection=safe)

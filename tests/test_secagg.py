@@ -541,3 +541,11 @@ def test_a_key_that_the_root_has_not_signed_is_nobodys():
         directory.add("helper", 0, other, sealing.sign(root, certificate("helper", 0, other)))
     with pytest.raises(RefusedError, match="no key"):
         directory.helper(7)
+
+
+@pytest.mark.parametrize("clip", [1e-36, 1e-30, 1e-20])
+def test_a_tiny_clip_has_a_grid_that_float32_can_multiply_by(clip):
+    scale = finest_scale(clip, terms=2, limit=RING)
+    update = np.array([0.3, -0.4, 0.0], np.float32) * np.float32(clip)
+    encoded = FixedPoint(clip, scale).encode(update)
+    assert FixedPoint(clip, scale).decode(encoded) == pytest.approx(update.astype(np.float64), abs=1 / scale)

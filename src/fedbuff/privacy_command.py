@@ -132,7 +132,10 @@ def _facts(planned: Plan) -> dict[str, Any]:
     else:
         facts["sampling_rate"] = planned.sampling_rate
     if planned.mechanism.startswith("tree"):
-        facts["levels"] = sensitivity.levels(min(planned.horizon, planned.restart_every or planned.horizon))
+        leaves = min(planned.horizon, planned.restart_every or planned.horizon)
+        if planned.completion and leaves < planned.horizon:  # a tree that is filled up before the next begins
+            leaves = 1 << (leaves - 1).bit_length()
+        facts["levels"] = sensitivity.levels(leaves)
     if planned.restart_every is None:
         deviation = planned.noise_multiplier * _prefix(planned) ** 0.5
         facts["prefix_noise_max"], facts["prefix_noise_mean"] = float(deviation.max()), float(deviation.mean())

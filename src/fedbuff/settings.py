@@ -122,6 +122,11 @@ class Settings:
             agree(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None:
             self.check_deployable()
+            if self.deploy.max_norm is not None and self.secure_aggregation is not None:
+                raise ValueError(
+                    f"deploy.max_norm={self.deploy.max_norm:g}: with secure aggregation nobody sees how long an update is, and "
+                    "its clip is a limit already; leave max_norm out"
+                )
         sampled_by_all(self.server, self.privacy, self.availability)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
@@ -163,6 +168,13 @@ class Settings:
 # ── from tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_OPTIONAL: tuple[tuple[str, Any], ...] = (
+    ("privacy", Privacy),
+    ("secure_aggregation", SecureAggregation),
+    ("deploy", Deployment),
+)
+
+
 def from_tables(tables: Table) -> Settings:
     """Check everything, and fill in what a preset says and what is left to defaults."""
     _known_keys(tables)
@@ -177,11 +189,7 @@ def from_tables(tables: Table) -> Settings:
             client=client,
             until=toml.decode(Until, tables["until"], "until"),
             training=toml.decode(Training, tables.get("training", {}), "training"),
-            **{
-                key: toml.decode(kind, tables[key], key)
-                for key, kind in (("privacy", Privacy), ("secure_aggregation", SecureAggregation), ("deploy", Deployment))
-                if key in tables
-            },
+            **{key: toml.decode(kind, tables[key], key) for key, kind in _OPTIONAL if key in tables},
             name=toml.decode_value(str, tables.get("name", name), "name"),
             **_plain(tables, "seed", "evaluate_every", "evaluate_share", "target"),
             **_clock(tables),
@@ -197,7 +205,12 @@ def timeline_arguments(tables: Table, clients: int | None = None, concurrency: i
     trip in flight. `concurrency` changes the size of the file's own starting rule.
     """
     _known_keys(tables)
+    if all(key in tables for key in ("task", "client", "until")):
+        from_tables(tables)  # a whole file must be right as a whole, though little of it is looked at here
     _, server, _ = _algorithm({"client": {"lr": 0.0}, **tables})
+    for key, kind in (("until", Until), ("training", Training), *_OPTIONAL):
+        if key in tables:
+            toml.decode(kind, tables[key], key)
     arguments: dict[str, Any] = {name: getattr(server, name) for name in ("start", "buffer_size", "weigh", "max_staleness")}
     arguments |= {**_plain(tables, "seed"), **_clock(tables)}
     if concurrency is not None:

@@ -276,7 +276,7 @@ Anything, at any time, also with kill -9. Start it again: the SuperLink reads it
 server goes on from run/. To Flower, a run that lost its server has failed; `fedbuff deploy run` submits the next one, on the
 same folder, a minute later.
 
-A ServerApp outlives the SuperExec and the SuperLink: it waits for them. To end everything, stop the run first (flwr stop RUN).
+A ServerApp outlives the SuperLink: it waits for it. To end everything, stop the run first (flwr stop RUN).
 
 ## Who may do what
 

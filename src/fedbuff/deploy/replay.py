@@ -42,7 +42,7 @@ def parser(commands: Any) -> None:
     sub: argparse.ArgumentParser = commands.add_parser("replay", help=summary, description=summary)
     sub.set_defaults(command=command)
     sub.add_argument("folder", type=Path, metavar="RUN", help="a run folder, or a journal")
-    sub.add_argument("--until", type=int, metavar="VERSION", help="stop at this version of the model")
+    sub.add_argument("--until", type=version_number, metavar="VERSION", help="stop at this version of the model")
     sub.add_argument("--out", type=Path, metavar="FILE.safetensors", help="write the weights")
     sub.add_argument("--trace", type=Path, metavar="FILE.csv", help="write how long trips took, for `timeline --trace`")
     sub.add_argument("--data", type=Path, metavar="DIR", help="where the datasets are (default: $FEDBUFF_DATA)")
@@ -81,6 +81,12 @@ def command(args: argparse.Namespace) -> None:
         _print(facts)
     if difference is not None:
         sys.exit(1)
+
+
+def version_number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a version, 0 or more, not {text!r}")
+    return int(text)
 
 
 def replay(path: Path, until: int | None = None) -> "Replayed":

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from fedbuff.core import check
 
+_DIGITS = 8  # of a client's number: more clients than that are not one by one behind gateways
+
+_EXPECTED = "expected numbers and ranges, e.g. '0-49' or '0-9,20'"
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -48,12 +52,25 @@ class Deployment:
         check.integer(1, strikes=self.strikes, results_per_minute=self.results_per_minute, max_examples=self.max_examples)
         if self.max_norm is not None:
             check.number(0, above=True, max_norm=self.max_norm)
-        taken: dict[int, str] = {}
+        host, _, port = self.metrics.rpartition(":")
+        if self.metrics and (not host or not port.isdecimal() or int(port) > 65535):
+            raise ValueError(f"metrics = {self.metrics!r}: expected HOST:PORT, e.g. '127.0.0.1:9100'")
+        check.fits(
+            isinstance(self.gateways, dict),
+            'clients by the name of their gateway, e.g. {north = "0-49"}',
+            gateways=self.gateways,
+        )
+        every = []
         for name, text in self.gateways.items():
-            for first, last in ranges(text if isinstance(text, str) else ""):
-                for client in range(first, last + 1):
-                    if taken.setdefault(client, name) != name:
-                        raise ValueError(f"gateways.{name} = {text!r}: client {client} is behind {taken[client]} already")
+            try:
+                every += [(first, last, name) for first, last in ranges(text)]
+            except ValueError as e:
+                raise ValueError(f"gateways.{name} = {text!r}: {_EXPECTED}") from e
+        reach, before = -1, ""
+        for first, last, name in sorted(every):
+            if first <= reach and name != before:
+                raise ValueError(f"gateways.{name} = {self.gateways[name]!r}: client {first} is behind {before} already")
+            reach, before = max((reach, before), (last, name))
 
     def clients_of(self, gateway: str) -> tuple[tuple[int, int], ...]:
         return ranges(self.gateways[gateway])
@@ -70,9 +87,11 @@ def ranges(text: str) -> tuple[tuple[int, int], ...]:
     ((0, 9), (20, 20))
     """
     found = []
-    for part in text.replace(" ", "").split(","):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
-            raise ValueError(f"clients = {text!r}: expected numbers and ranges, e.g. '0-49' or '0-9,20'")
-        found.append((int(first), int(last or first)))
+    for part in text.replace(" ", "").split(",") if isinstance(text, str) else [""]:
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        short = len(first) <= _DIGITS and len(last) <= _DIGITS
+        if not (short and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+            raise ValueError(f"clients = {text!r}: {_EXPECTED}")
+        found.append((int(first), int(last)))
     return tuple(found)

@@ -90,7 +90,8 @@ class shards:
         check.integer(1, per_client=self.per_client)
 
     def __call__(self, labels: NDArray[Any], clients: int, rng: np.random.Generator) -> list[Indices]:
-        _enough(len(labels), clients * self.per_client)
+        if len(labels) < clients * self.per_client:
+            raise ValueError(f"{len(labels)} examples are too few for {clients} clients with {self.per_client} shards each")
         pieces = np.array_split(np.argsort(labels, kind="stable"), clients * self.per_client)
         order = rng.permutation(len(pieces)).reshape(clients, self.per_client)
         return [np.sort(np.concatenate([pieces[i] for i in row])) for row in order]

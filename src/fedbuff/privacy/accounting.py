@@ -52,6 +52,8 @@ def _sigma(epsilon: float, delta: float) -> float:
 @functools.cache  # seconds with `pld`
 def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """Of `steps` steps with independent noise, each on a cohort in which every client is with probability `rate`."""
+    if accountant == "pld" and _never_drawn(rate, steps) >= 1 - delta:
+        return 0.0
     da = _library()
     event = da.SelfComposedDpEvent(da.PoissonSampledDpEvent(rate, da.GaussianDpEvent(noise_multiplier)), steps)
     relation = da.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -65,6 +67,8 @@ def sampled_epsilon(noise_multiplier: float, rate: float, steps: int, delta: flo
 @functools.cache
 def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """What `sampled_epsilon` is the inverse of. `pld` takes up to a minute."""
+    if accountant == "pld" and _never_drawn(rate, steps) >= 1 - delta:
+        return _LEAST
     da = _library()
 
     def event(noise_multiplier: float) -> Any:
@@ -82,6 +86,11 @@ def sampled_noise(epsilon: float, rate: float, steps: int, delta: float, account
     if accountant == "rdp" or (accountant == "pld" and epsilon > _HUGE):
         return bound
     return _calibrate(event, epsilon, delta, accountant, relation, 0.6 * bound, bound)
+
+
+def _never_drawn(rate: float, steps: int) -> float:
+    """How likely a client is in no cohort at all: whatever happens to those who are, if that is rare enough, is within δ."""
+    return math.exp(steps * math.log1p(-rate)) if rate < 1 else 0.0
 
 
 def _epsilon(event: Any, delta: float, accountant: Accountant, relation: Any) -> float:

@@ -69,6 +69,9 @@ class Protection:
 
 def check(plan: Plan, server: "Server") -> None:
     """Refuse a server for which the plan does not hold. A Poisson cohort that claims no amplification is as good as any."""
+    weights = server.initial_weights
+    if weights is not None and weights.dtype.itemsize < 4:
+        raise ValueError(f"weights of {weights.dtype}: rounding to it makes clipped updates longer than clip; use float32")
     plan.check(
         weigh=server.weigh,
         weight_by=server.weight_by,

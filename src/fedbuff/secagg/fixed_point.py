@@ -23,6 +23,7 @@ FIELD = 1 << 30  # sums mod 2³¹ − 1, read around zero, are below this
 
 # the factor is rounded to float32, and so is each product: this much less, and no product exceeds the exact one
 _SHY = 1.0 - 2.0**-22
+_FINEST = 2.0**126  # float32 has no factor beyond
 _HUGE, _SMALLER = 2.0**900, 2.0**-200  # lengths that float64 itself is short of room for, and what such updates are taken times
 
 
@@ -37,6 +38,8 @@ class FixedPoint:
         check.number(0, above=True, clip=self.clip, scale=self.scale)
         if math.frexp(self.scale)[0] != 0.5:
             raise ValueError(f"scale={self.scale!r}: expected a power of two, so that decoding is exact")
+        if self.scale > _FINEST:
+            raise ValueError(f"scale={self.scale:g}: expected at most 2¹²⁶, which float32 can multiply by")
         if not 1 <= self.clip * self.scale < RING:
             raise ValueError(f"clip={self.clip:g}, scale={self.scale:g}: clip · scale must lie between 1 and 2³¹")
 
@@ -85,7 +88,7 @@ def finest_scale(clip: float, terms: int, limit: int, noise: float = 0.0) -> flo
     check.number(0, above=True, clip=clip)
     check.number(0, noise=noise)
     check.integer(1, terms=terms)
-    scale = 2.0 ** math.floor(math.log2(limit / (terms * clip + noise)))
+    scale = min(_FINEST, 2.0 ** math.floor(math.log2(limit / (terms * clip + noise))))
     while not fits(clip, scale, terms, limit, noise):
         scale /= 2
     if clip * scale < 1:

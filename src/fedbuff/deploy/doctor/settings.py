@@ -70,12 +70,17 @@ def check_deadline(deployment: Deployment) -> Iterator[Finding]:
 
 
 def check_outcomes(folder: Path, deployment: Deployment) -> Iterator[Finding]:
-    """Of a run that was begun: did trips fail at their deadline?"""
+    """Of a run that was begun: did trips fail at their deadline, and was anybody shut out?"""
     try:
         found = json.loads((processes.run_folder(folder) / "status.json").read_text(encoding="utf-8"))
         trips, late = int(found["trips"]), int(dict(found["refused"]).get("deadline", 0))
+        out = [str(who) for who in found.get("shut_out", [])]
     except (OSError, ValueError, KeyError, TypeError):
         return
+    if out:
+        more = f" and {len(out) - 3:,} more" if len(out) > 3 else ""
+        change = "see `fedbuff deploy status` for why; they are let in again by a new run"
+        yield Finding("warning", "clients", f"shut out: {', '.join(out[:3])}{more}", change)
     if late > 0.05 * max(trips, 1):
         change = f"a deadline above {deployment.deadline:g}, or smaller deploy.trips_per_message"
         yield Finding("warning", "deadline", f"{late:,} of {trips:,} trips were not back in time", change)
