@@ -185,7 +185,8 @@ class Schedule:
         there = self._may_start(np.arange(n), time) if listed else None
         if there is not None and not there.any():
             return None
-        drawn = (self.choices.between(first, self._draws) * n).astype(np.int64)
+        numbers = self.choices.between(first, self._draws) if more else np.zeros(0)
+        drawn = (numbers * n).astype(np.int64)
         hits = np.flatnonzero(self._may_start(drawn, time) if there is None else there[drawn])
         if len(hits):
             self._draws = first + int(hits[0])
