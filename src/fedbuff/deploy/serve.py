@@ -258,7 +258,8 @@ class Service:
             self.collect()
         if self.stopped is None:
             self.stopped = self.limit()
-        every = self.settings.evaluate_every or max(1, self.books.server.start.most())
+        server = self.books.server
+        every = self.settings.evaluate_every or max(1, server.start.most(), len(server.in_flight))  # arrivals know no most
         due = self.books.trips.ended - self._evaluated >= every
         if self._evaluation is None and self.stopped is None and due and self._new_version():
             self.evaluate()
