@@ -122,6 +122,7 @@ class Settings:
             agree(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None:
             self.check_deployable()
+            self.deploy.check_address()
             if self.deploy.max_norm is not None and self.secure_aggregation is not None:
                 raise ValueError(
                     f"deploy.max_norm={self.deploy.max_norm:g}: with secure aggregation nobody sees how long an update is, and "

@@ -52,9 +52,6 @@ class Deployment:
         check.integer(1, strikes=self.strikes, results_per_minute=self.results_per_minute, max_examples=self.max_examples)
         if self.max_norm is not None:
             check.number(0, above=True, max_norm=self.max_norm)
-        host, _, port = self.metrics.rpartition(":")
-        if self.metrics and (not host or not port.isdecimal() or int(port) > 65535):
-            raise ValueError(f"metrics = {self.metrics!r}: expected HOST:PORT, e.g. '127.0.0.1:9100'")
         check.fits(
             isinstance(self.gateways, dict),
             'clients by the name of their gateway, e.g. {north = "0-49"}',
@@ -71,6 +68,12 @@ class Deployment:
             if first <= reach and name != before:
                 raise ValueError(f"gateways.{name} = {self.gateways[name]!r}: client {first} is behind {before} already")
             reach, before = max((reach, before), (last, name))
+
+    def check_address(self) -> None:
+        """Refuse an address that nobody can serve, before a server finds out."""
+        host, _, port = self.metrics.rpartition(":")
+        if self.metrics and (not host or not port.isdecimal() or int(port) > 65535):
+            raise ValueError(f"deploy.metrics {self.metrics}: expected HOST:PORT, e.g. 127.0.0.1:9464")
 
     def clients_of(self, gateway: str) -> tuple[tuple[int, int], ...]:
         return ranges(self.gateways[gateway])
