@@ -82,6 +82,8 @@ class Stream:
 
     def between(self, first: int, end: int) -> NDArray[np.float64]:
         """The numbers from `first` up to `end`, at once."""
+        if self._first <= first and end <= self._first + _BLOCK:
+            return np.array(self._block[first - self._first : end - self._first])
         blocks = [self.block(number) for number in range(first // _BLOCK, max(first, end - 1) // _BLOCK + 1)]
         return np.concatenate(blocks)[first % _BLOCK :][: end - first]
 

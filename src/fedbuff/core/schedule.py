@@ -180,21 +180,24 @@ class Schedule:
         """The same where few clients are free, or none: more draws, all at once, and then from a list of the free."""
         n, available = self.clients, self.available
         more = 0 if available is None else math.ceil(_TRIES / available.share) - _TRIES
-        first, self._draws = self._draws, self._draws + more
-        listed = available is None or n <= _MANY
-        there = self._may_start(np.arange(n), time) if listed else None
-        if there is not None and not there.any():
+        end, size, there = self._draws + more, 4 * _TRIES, None
+        if n <= more or available is None:  # quickly asked, and perhaps nobody is there
+            there = self._may_start(np.arange(n), time)
+            if not there.any():
+                self._draws = end
+                return None
+        while self._draws < end:
+            first, self._draws = self._draws, min(end, self._draws + size)
+            drawn = (self.choices.between(first, self._draws) * n).astype(np.int64)
+            hits = np.flatnonzero(self._may_start(drawn, time) if there is None else there[drawn])
+            if len(hits):
+                self._draws = first + int(hits[0])
+                return int(drawn[hits[0]])
+            size *= 2
+        if available is not None and n > _MANY:
             return None
-        numbers = self.choices.between(first, self._draws) if more else np.zeros(0)
-        drawn = (numbers * n).astype(np.int64)
-        hits = np.flatnonzero(self._may_start(drawn, time) if there is None else there[drawn])
-        if len(hits):
-            self._draws = first + int(hits[0])
-            return int(drawn[hits[0]])
-        if there is None:
-            return None
-        free = np.flatnonzero(there)
-        return int(free[int(self._draw() * len(free))])
+        free = np.flatnonzero(self._may_start(np.arange(n), time) if there is None else there)
+        return int(free[int(self._draw() * len(free))]) if len(free) else None
 
     def _may_start(self, clients: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
         """Which of these clients are not busy, are there, and are not at a limit."""

@@ -194,7 +194,7 @@ class Dispatch:
             for message in [m for m, (number, _) in sent.items() if number < newest]:
                 self.lost(message, now)
         self._overtaken.clear()
-        if self._closing:
+        if self._closing or self._over() is not None:
             return
         started, limit = self.books.trips.start_time, now - self.deployment.deadline
         while self._young and (not self._wanted(self._young[0]) or started[self._young[0]] <= limit):
@@ -366,17 +366,17 @@ class Dispatch:
         books, server, limits = self.books, self.books.server, self.deployment
         if result.client not in (gateway.clients or ()):
             return ANOTHERS, f"client {result.client} is not behind gateway {gateway.name}"
+        started = server.started(result.trip)
+        if started is not None and (self._closing or self._over() is not None):
+            return OVER, ""
         if self._too_often(result.client, now):
             return RATE, f"more than {limits.results_per_minute} results in a minute"
-        started = server.started(result.trip)
         if started is None:
             if result.trip >= len(books.trips):
                 return UNKNOWN, f"trip {result.trip} was never started"
             if books.trips.client[result.trip] != result.client:
                 return ANOTHERS, f"trip {result.trip} is of client {books.trips.client[result.trip]}"
             return (TWICE if books.trips.outcome[result.trip] in _ARRIVED else LATE), ""
-        if self._closing or self._over() is not None:
-            return OVER, ""
         if started[0] != result.client:
             return ANOTHERS, f"trip {result.trip} is of client {started[0]}"
         if result.problem:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbuff.core.trips import FAILED, UNUSED, USED
+from fedbuff.core.trips import FAILED, LATE, UNUSED, USED
 from fedbuff.core.versions import Vector
 from fedbuff.deploy.journal import Facts, read
 from fedbuff.report.files import FolderError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fedbuff.settings import Settings
 
 _FORMAT = 1
-_ARRIVED = (USED, UNUSED, FAILED)  # outcomes of trips that brought an update
 
 
 def parser(commands: Any) -> None:
@@ -219,6 +218,11 @@ class Replayed:
     def durations(self) -> list[tuple[int, float, float]]:
         """Client, duration and seconds of training, of every trip that arrived."""
         t = self.books.trips
-        # one that was too stale is as late as one that never came, but we know how long its client trained
-        arrived = [trip for trip in t.order[: t.ended] if t.outcome[trip] in _ARRIVED or trip in self.seconds]
+        # an update that was refused is known by how long its client trained: what never came, or was none, has no such time
+        refused = (FAILED, LATE)
+        arrived = [
+            trip
+            for trip in t.order[: t.ended]
+            if t.outcome[trip] in (USED, UNUSED) or (t.outcome[trip] in refused and trip in self.seconds)
+        ]
         return [(t.client[i], t.end_time[i] - t.start_time[i], self.seconds.get(i, 0.0)) for i in arrived]

@@ -1,7 +1,7 @@
 """Evaluation of a version on held-out examples, a block of rows at a time so that it can be shared out."""
 
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import CrossEntropyLoss, NLLLoss
 from fedbuff.core.versions import Vector
 from fedbuff.learn.flat import Flat, as_tensor
 from fedbuff.learn.generator import default_generator
-from fedbuff.learn.losses import adds_up, is_mean_cross_entropy
+from fedbuff.learn.losses import counts_labels, is_mean_cross_entropy
 from fedbuff.learn.task import Task, most_likely
 
 ROWS = 2048
@@ -40,47 +40,60 @@ def blocks(task: Task) -> list[tuple[str, int]]:
     return [(split, start) for split, (_, y) in task.splits.items() for start in range(0, len(y), _rows(task, y))]
 
 
-def _rows(task: Task, labels: Sized) -> int:
-    """How many rows a block has: all of them for a loss of somebody's own, which may be a sum, or leave out some labels."""
-    return ROWS if adds_up(task.loss) else max(1, len(labels))
+def _rows(task: Task, labels: Any) -> int:
+    """How many rows a block has: all of them for a sum, and where a loss of somebody's own may leave out labels below 0."""
+    if counts_labels(task.loss):
+        return ROWS
+    if getattr(task.loss, "reduction", "mean") != "mean":
+        return max(1, len(labels))
+    numbers = torch.as_tensor(labels)
+    below = not numbers.is_floating_point() and numbers.numel() > 0 and bool((numbers < 0).any())
+    return max(1, len(labels)) if below else ROWS
 
 
 def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs) -> Part:
     """On a block of a split's examples, from `start` on."""
     inputs, labels = task.splits[split]
-    end = start + _rows(task, labels)
-    y = as_tensor(labels[start:end], like=flat.vector)
+    end = min(len(labels), start + _rows(task, labels))
     with torch.no_grad(), default_generator() as generator:
         found = []
-        for at in range(start, start + len(y), ROWS):
+        for at in range(start, end, ROWS):
             generator.manual_seed(at)  # for a model that draws though it is evaluated: the same in every process
             found.append(outputs(weights, as_tensor(inputs[at : min(end, at + ROWS)], like=flat.vector)))
-        output = _joined(found)
-        counts = _counts(task, output, y)
-        counted = _counted(task, y, counts) if adds_up(task.loss) else len(y)
-        loss = float(task.loss(output, y)) * counted if counted else 0.0
-        if task.accuracy is None:
-            return Part(loss, counted, 0.0, len(y))
-        judged = right(_judged(task, output, y), len(y), counts if task.accuracy is most_likely else None)
-        return Part(loss, counted, float(judged.sum()), len(judged))
+        whole = _joined(found, end - start)
+        if whole is not None:
+            return _part(task, whole, as_tensor(labels[start:end], like=flat.vector))
+        cuts = range(start, end, ROWS)  # what can't be put together is looked at piece by piece, each for its rows
+        pieces = [as_tensor(labels[at : min(end, at + ROWS)], like=flat.vector) for at in cuts]
+        parts = [_part(task, output, y) for output, y in zip(found, pieces, strict=True)]
+        return Part(*(sum(column) for column in zip(*parts, strict=True)))
 
 
-def _joined(outputs: list[Any]) -> Any:
-    """What a model said of some rows after others, as if it had been asked for all at once."""
+def _part(task: Task, output: Any, y: Tensor) -> Part:
+    counts = _counts(task, output, y)
+    counted = _counted(task, y, counts) if counts_labels(task.loss) else len(y)
+    loss = float(task.loss(output, y)) * counted if counted else 0.0
+    if task.accuracy is None:
+        return Part(loss, counted, 0.0, len(y))
+    judged = right(_judged(task, output, y), len(y), counts if task.accuracy is most_likely else None)
+    return Part(loss, counted, float(judged.sum()), len(judged))
+
+
+def _joined(outputs: list[Any], rows: int) -> Any:
+    """What a model said of some rows after others, as if it had been asked for all at once; None if that can't be."""
     first = outputs[0]
     if len(outputs) == 1:
         return first
-    if isinstance(first, dict):
-        return {name: _joined([output[name] for output in outputs]) for name in first}
-    if isinstance(first, tuple | list):
-        parts = [_joined(list(part)) for part in zip(*outputs, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    if isinstance(first, Tensor) and first.ndim:
-        return torch.cat(outputs)
-    raise ValueError(
-        f"model: evaluated on {ROWS:,} rows at a time, it gave {type(first).__name__}s, which can't be put together; "
-        "expected tensors with a row for each example"
-    )
+    if isinstance(first, Tensor):
+        same = first.ndim > 0 and all(output.shape[1:] == first.shape[1:] for output in outputs)
+        return torch.cat(outputs) if same and sum(len(output) for output in outputs) == rows else None
+    if type(first) is dict:
+        parts = {name: _joined([output[name] for output in outputs], rows) for name in first}
+        return None if any(part is None for part in parts.values()) else parts
+    if type(first) in (tuple, list):
+        several = [_joined(list(part), rows) for part in zip(*outputs, strict=True)]
+        return None if any(part is None for part in several) else type(first)(several)
+    return None
 
 
 def _counts(task: Task, output: Tensor, label: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What is known of a loss: whether it is torch's cross entropy, and whether it can be put together from blocks of rows."""
+"""What is known of a loss: whether it is torch's cross entropy, and which labels its mean is over."""
 
 from typing import Any
 
@@ -31,6 +31,6 @@ def is_plain_cross_entropy(loss: Any) -> bool:
     )
 
 
-def adds_up(loss: Any) -> bool:
-    """Whether the loss of many rows follows from those of blocks of them; of somebody's own, nobody knows."""
-    return loss in MEANS or is_mean_cross_entropy(loss) or (type(loss) is nn.NLLLoss and loss.reduction == "mean")
+def counts_labels(loss: Any) -> bool:
+    """Whether it is known which labels its mean is over: those that torch is not told to leave out."""
+    return is_mean_cross_entropy(loss) or (type(loss) is nn.NLLLoss and loss.reduction == "mean")

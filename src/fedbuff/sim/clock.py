@@ -130,16 +130,12 @@ class Clock:
 
     def _under_way(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
         """How long trips of clients with these factors are under way on average, relative to each other."""
-        hours = self.availability is not None and self.availability.share < 1
-        if self.timeout is None and not hours:
+        if self.timeout is None:
             return factors
         rng = generator(self.seed, "mean time of each")
         base = self.timing(rng, 2_000)
         base = np.where(rng.random(len(base)) < self.dropout, base * rng.random(len(base)), base)
-        most = np.full(len(base), math.inf if self.timeout is None else self.timeout)
-        if self.availability is not None and hours:
-            most = np.minimum(most, self.availability.open * rng.random(len(base)))
-        return np.array([np.minimum(factor * base, most).mean() for factor in factors])
+        return np.array([np.minimum(factor * base, self.timeout).mean() for factor in factors])
 
     def wake(self, at: float) -> None:
         self._put((at, _NEVER, WAKES))

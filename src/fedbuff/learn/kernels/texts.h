@@ -5,6 +5,8 @@
 
 #include "lstm.h"
 
+constexpr i64 NEAR = 64;  // a row is compared with so many before it: all of most passes
+
 using PairsOfRows = std::vector<std::pair<const float*, const float*>>;
 
 struct Texts {
@@ -27,7 +29,7 @@ struct Texts {
     const i64 count = static_cast<i64>(rows.size());
     alike.as.assign(count, 0), alike.until.assign(count, 0);
     for (i64 r = 1; r < count; r++)
-      for (i64 q = 0; q < r && alike.until[r] < time; q++) {
+      for (i64 q = std::max<i64>(0, r - NEAR); q < r && alike.until[r] < time; q++) {
         const i64 length = std::mismatch(rows[r], rows[r] + time, rows[q]).first - rows[r];
         if (length > alike.until[r]) alike.until[r] = length, alike.as[r] = q;
       }
