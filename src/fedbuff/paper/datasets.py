@@ -63,14 +63,14 @@ class Dataset:
 
 
 CIFAR10 = Dataset(
-    "cifar10", "CIFAR-10", {"cifar10": {}}, target=0.60, paper="cifar10", rate=250.0, clients=5_000,
+    "cifar10", "CIFAR-10", {"cifar10": {}}, target=0.60, paper="cifar10", rate=350.0, clients=5_000,
     evaluate_every=1000, one_step=True,
 )  # fmt: skip
 CELEBA = Dataset(
     "celeba", "CelebA", {"celeba": {}}, target=0.90, paper="celeba", rate=200.0, clients=9_343, evaluate_every=2000
 )
 SENT140 = Dataset(  # as many tweets to look at as thousands of trips train on
-    "sent140", "Sent140", {"sent140": {}}, target=0.69, paper="sent140", rate=300.0, clients=660_120, evaluate_every=5000
+    "sent140", "Sent140", {"sent140": {}}, target=0.69, paper="sent140", rate=1500.0, clients=660_120, evaluate_every=5000
 )
 
 DIGITS = Dataset(
