@@ -275,7 +275,7 @@ def status(request: Request) -> list[Table]:
         for dataset in [DATASETS[name] for name in experiment.datasets] or [NO_DATA]:
             ask = Ask(dataset, request.out / "settings", request.seeds, read=False)
             trips = (experiment.trips or {}).get(dataset.name, 0.0) * 1000 * len(request.seeds)
-            rate = dataset.rate * (10 if experiment.linear and dataset.name == "sent140" else 1)
+            rate = dataset.rate * (2 if experiment.linear and dataset.name == "sent140" else 1)
             have, of = cached(experiment, ask, request.out)
             own = (stem(ask), f"{stem(ask)}-quick", f"{experiment.quick}-quick")
             rows.append(
