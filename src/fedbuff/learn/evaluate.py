@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import CrossEntropyLoss, NLLLoss
@@ -46,9 +47,14 @@ def _rows(task: Task, labels: Any) -> int:
         return ROWS
     if getattr(task.loss, "reduction", "mean") != "mean":
         return max(1, len(labels))
-    numbers = torch.as_tensor(labels)
-    below = not numbers.is_floating_point() and numbers.numel() > 0 and bool((numbers < 0).any())
-    return max(1, len(labels)) if below else ROWS
+    return max(1, len(labels)) if _any_below_zero(labels) else ROWS
+
+
+def _any_below_zero(labels: Any) -> bool:
+    if isinstance(labels, Tensor):
+        return not labels.is_floating_point() and labels.dtype.is_signed and bool((labels < 0).any())
+    numbers = np.asarray(labels)
+    return numbers.dtype.kind == "i" and bool((numbers < 0).any())
 
 
 def evaluate_rows(task: Task, flat: Flat, weights: Vector, split: str, start: int, outputs: Outputs) -> Part:
