@@ -44,11 +44,17 @@ def convolutions(draw, stride=st.integers(1, 3)):
     return size, kernel, (draw(stride), draw(stride)), padding, dilation, channels, draw(st.integers(0, 99))
 
 
-def made(convolution):
+def rounded(low: bool, *values: torch.Tensor) -> list[torch.Tensor]:
+    """What products see of these numbers."""
+    return [value.bfloat16().float() if low else value for value in values]
+
+
+def made(convolution, low=False):
     (h, w), kernel, stride, padding, dilation, (c, oc), seed = convolution
     torch.manual_seed(seed)
     x, weights, bias = torch.randn(7, c, h, w), torch.randn(3, oc, c, *kernel), torch.randn(3, oc)
-    outputs = [F.conv2d(x[i:j], weights[g], bias[g], stride, padding, dilation) for g, (i, j) in enumerate(RANGES)]
+    a, b = rounded(low, x, weights)
+    outputs = [F.conv2d(a[i:j], b[g], bias[g], stride, padding, dilation) for g, (i, j) in enumerate(RANGES)]
     expected = torch.cat(outputs)
     shape = Shape(h, w, c, *expected.shape[2:], oc, *kernel, *stride, *padding, *dilation)
     how = list(stride), list(padding), list(dilation), False, [0, 0], 1
@@ -57,31 +63,31 @@ def made(convolution):
 
 @needs_compiler
 @settings(max_examples=40)
-@given(convolutions())
-def test_convolution_with_weights_of_each_group(convolution):
-    x, weights, bias, expected, shape, _ = made(convolution)
-    assert close(kernels.convolve(COMPILED, channels_last(x), weights, bias, RANGES, shape), expected, 5e-6)
+@given(convolutions(), st.booleans())
+def test_convolution_with_weights_of_each_group(convolution, low):
+    x, weights, bias, expected, shape, _ = made(convolution, low)
+    assert close(kernels.convolve(COMPILED, channels_last(x), weights, bias, RANGES, shape, low=low), expected, 5e-6)
 
 
 @needs_compiler
 @settings(max_examples=40)
-@given(convolutions())
-def test_gradients_of_weights_of_each_client(convolution):
+@given(convolutions(), st.booleans())
+def test_gradients_of_weights_of_each_client(convolution, low):
     x, weights, _, output, shape, how = made(convolution)
     dy = torch.randn_like(output)
     found = torch.randn(5, weights[0].numel() + 5)  # some rows of a wider matrix, as among the updates of all trips
     before = found.clone()
     into = found[:, 2:-3].view(-1, *weights.shape[1:])
+    a, b = rounded(low, dy, x)
     expected = torch.stack(
         [
-            torch.ops.aten.convolution_backward(dy[i:j], x[i:j], weights[0], None, *how, [False, True, False])[1]
+            torch.ops.aten.convolution_backward(a[i:j], b[i:j], weights[0], None, *how, [False, True, False])[1]
             for i, j in RANGES
         ]
     )
     for beta, times in ((0, 1), (1, 2)):
-        kernels.convolution_weights(
-            COMPILED, channels_last(x), channels_last(dy), kernels.Into(into, kernels.numbers(PLACES), beta), RANGES, shape
-        )
+        where = kernels.Into(into, kernels.numbers(PLACES), beta)
+        kernels.convolution_weights(COMPILED, channels_last(x), channels_last(dy), where, RANGES, shape, low)
         assert close(into[PLACES], times * expected, 5e-6)
     assert torch.equal(found[OTHERS], before[OTHERS])
     assert torch.equal(found[:, :2], before[:, :2])
@@ -90,20 +96,22 @@ def test_gradients_of_weights_of_each_client(convolution):
 
 @needs_compiler
 @settings(max_examples=40)
-@given(convolutions(stride=st.just(1)))
-def test_gradient_of_the_input_is_a_convolution_turned_round(convolution):
+@given(convolutions(stride=st.just(1)), st.booleans())
+def test_gradient_of_the_input_is_a_convolution_turned_round(convolution, low):
     _, weights, _, output, s, how = made(convolution)
     weights = torch.randn(3, s.oc, 8, s.kh, s.kw)  # as many input channels as outputs of the turned one: a multiple of 8
     x, dy = torch.randn(7, 8, s.h, s.w), torch.randn_like(output)
+    a, b = rounded(low, dy, weights)
     expected = torch.cat(
         [
-            torch.ops.aten.convolution_backward(dy[i:j], x[i:j], weights[g], None, *how, [True, False, False])[0]
+            torch.ops.aten.convolution_backward(a[i:j], x[i:j], b[g], None, *how, [True, False, False])[0]
             for g, (i, j) in enumerate(RANGES)
         ]
     )
     padding = s.dh * (s.kh - 1) - s.ph, s.dw * (s.kw - 1) - s.pw
     turned = Shape(s.oh, s.ow, s.oc, s.h, s.w, 8, s.kh, s.kw, 1, 1, *padding, s.dh, s.dw)
-    assert close(kernels.convolve(COMPILED, channels_last(dy), weights, None, RANGES, turned, flipped=True), expected, 5e-6)
+    found = kernels.convolve(COMPILED, channels_last(dy), weights, None, RANGES, turned, flipped=True, low=low)
+    assert close(found, expected, 5e-6)
 
 
 # ── norm, ReLU, pool ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,18 +170,19 @@ def test_what_is_not_finite_comes_through_the_pool(odd):
 
 @needs_compiler
 @settings(max_examples=40)
-@given(st.integers(1, 20), st.one_of(st.integers(1, 40), st.just(100)), st.sampled_from([0, 1]))
-def test_outer_products_and_sums_of_clients(k, columns, beta):
+@given(st.integers(1, 20), st.one_of(st.integers(1, 40), st.just(100)), st.sampled_from([0, 1]), st.booleans())
+def test_outer_products_and_sums_of_clients(k, columns, beta, low):
     torch.manual_seed(k)
     a, b = torch.randn(7, k), torch.randn(7, columns)
     room, sums = torch.randn(5, k * columns + 4), torch.randn(5, columns + 2)
     into, to = room[:, 1:-3].view(-1, k, columns), sums[:, 1:-1]
-    expected = torch.stack([a[i:j].t() @ b[i:j] for i, j in RANGES]) + beta * into[PLACES]
+    p, q = rounded(low and columns >= 8, a, b)  # few columns are not worth it
+    expected = torch.stack([p[i:j].t() @ q[i:j] for i, j in RANGES]) + beta * into[PLACES]
     expected_sums = torch.stack([b[i:j].sum(0) for i, j in RANGES]) + beta * to[PLACES]
     others = lambda: [room[:, 0], room[:, -3:], room[OTHERS], sums[:, 0], sums[:, -1], sums[OTHERS]]  # noqa: E731
     before = [part.clone() for part in others()]
     places = kernels.numbers(PLACES)
-    kernels.outer_products(COMPILED, a, b, kernels.Into(into, places, beta), RANGES)
+    kernels.outer_products(COMPILED, a, b, kernels.Into(into, places, beta), RANGES, low)
     kernels.client_sums(COMPILED, b, kernels.Into(to, places, beta), RANGES)
     assert close(into[PLACES], expected)
     assert close(to[PLACES], expected_sums)
@@ -202,37 +211,73 @@ def test_masks_are_those_of_torch(keep):
 
 @needs_compiler
 @settings(max_examples=20)
-@given(st.integers(1, 15).map(lambda n: 2 * n), st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
-def test_lstm(hidden, time, backwards, time_first, bias):
+@given(st.integers(1, 15).map(lambda n: 2 * n), st.integers(1, 6), *4 * [st.booleans()])
+def test_lstm(hidden, time, backwards, time_first, bias, low):
     """Against torch's own in double precision, whose float32 is less accurate than ours."""
+    rough = 2e3 if low else 1  # times less exact: gradients are rounded to bfloat16 on their way back
+
+    def seen(values):
+        return values + (values.bfloat16().double() - values).detach() if low else values
+
     torch.manual_seed(hidden)
     x, w_in = torch.randn(7, time, 5), torch.randn(3, 4 * hidden, 5)
     w, b = torch.randn(3, 4 * hidden, hidden), torch.randn(3, 4 * hidden)
-    h, gates, c, tanh_c = kernels.lstm(COMPILED, x, w_in, w, b if bias else None, RANGES, backwards, time_first)
+    h, gates, c, tanh_c = kernels.lstm(COMPILED, x, w_in, w, b if bias else None, RANGES, backwards, time_first, low)
     dh, dc = torch.randn(7, time, hidden), torch.randn(7, hidden)
-    kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards)  # from here on gates are gradients
+    kernels.lstm_back(COMPILED, gates, w, c, tanh_c, dh, dc.clone(), RANGES, backwards, low)  # now gates are gradients
     of_input, of_state = torch.randn(5, 4 * hidden, 5), torch.randn(5, 4 * hidden, hidden)
-    for into, seen, before, beta in ((of_input, x, False, 0), (of_state, h, True, 0), (of_state, h, True, 1)):
-        kernels.lstm_weights(
-            COMPILED, gates, seen, kernels.Into(into, kernels.numbers(PLACES), beta), RANGES, backwards, before
-        )
+    for into, saw, before, beta in ((of_input, x, False, 0), (of_state, h, True, 0), (of_state, h, True, 1)):
+        where = kernels.Into(into, kernels.numbers(PLACES), beta)
+        kernels.lstm_weights(COMPILED, gates, saw, where, RANGES, backwards, before, low)
     for g, (i, j) in enumerate(RANGES):
         wg_in, wg = w_in[g].double().requires_grad_(), w[g].double().requires_grad_()
-        z = x[i:j].double() @ wg_in.t()
+        z = seen(x[i:j].double()) @ seen(wg_in).t()
         z.retain_grad()
         state, cell, outputs = torch.zeros(j - i, hidden).double(), torch.zeros(j - i, hidden).double(), {}
         for t in reversed(range(time)) if backwards else range(time):
-            part = z[:, t] + state @ wg.t() + (b[g].double() if bias else 0)
+            part = z[:, t] + seen(state) @ seen(wg).t() + (b[g].double() if bias else 0)
             a, f, u, o = part.chunk(4, 1)
             cell = f.sigmoid() * cell + a.sigmoid() * u.tanh()
             state = o.sigmoid() * cell.tanh()
             outputs[t] = state
         out = torch.stack([outputs[t] for t in range(time)], 1)
         torch.autograd.backward([out, cell], [dh[i:j].double(), dc[i:j].double()])
-        assert close(h[i:j], out.detach().float())
-        assert close(gates[i:j], z.grad.float(), 1e-5)
-        assert close(of_input[PLACES[g]], wg_in.grad.float(), 1e-5)
-        assert close(of_state[PLACES[g]], 2 * wg.grad.float(), 1e-5)  # written once, added once
+        assert close(h[i:j], out.detach().float(), 2e-6 * rough)
+        assert close(gates[i:j], z.grad.float(), 1e-5 * rough)
+        assert close(of_input[PLACES[g]], wg_in.grad.float(), 1e-5 * rough)
+        assert close(of_state[PLACES[g]], 2 * wg.grad.float(), 1e-5 * rough)  # written once, added once
+
+
+@needs_compiler
+@pytest.mark.parametrize("features", [1, 8, 31, 32, 33, 100])
+def test_an_lstm_of_one_step_sees_its_inputs_as_bfloat16(features):
+    torch.manual_seed(features)
+    x, w = torch.randn(7, 1, features), torch.randn(1, 4 * 6, features)
+    _, gates, c, _ = kernels.lstm(COMPILED, x, w, torch.zeros(1, 4 * 6, 6), None, [(0, 7)], False, False, low=True)
+    a, b = rounded(True, x[:, 0], w[0])
+    i, _f, u, o = (a.double() @ b.double().t()).chunk(4, 1)
+    assert close(c[:, 0], (i.sigmoid() * u.tanh()).float())
+    assert close(gates[:, 0, 3 * 6 :], o.sigmoid().float())
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3.4e38])
+def test_what_is_not_finite_stays_so_in_bfloat16(value):
+    """The largest float32 is nearer to infinity than to any bfloat16."""
+    a, b, into = torch.ones(3, 33), torch.ones(3, 33), torch.zeros(1, 33, 33)
+    a[1, 32] = a[2, 4] = value
+    kernels.outer_products(COMPILED, a, b, kernels.Into(into, kernels.numbers([0]), 0), [(0, 3)], low=True)
+    wrong = ~torch.isfinite(into[0]).all(1)
+    assert wrong.nonzero()[:, 0].tolist() == [4, 32]
+
+
+@needs_compiler
+def test_halves_between_two_bfloat16_go_to_the_even_one():
+    odd, even = 1 + 2**-7, 1.0  # neighbours
+    a = torch.tensor([even + 2**-8, odd + 2**-8, even + 2**-8 + 2**-20, -even - 2**-8] * 10)[None]
+    into = torch.zeros(1, 40, 40)
+    kernels.outer_products(COMPILED, a, torch.ones(1, 40), kernels.Into(into, kernels.numbers([0]), 0), [(0, 1)], low=True)
+    assert into[0, :, 0].tolist() == [even, odd + 2**-7, odd, -even] * 10 == rounded(True, a)[0][0].tolist()
 
 
 @needs_compiler
@@ -376,6 +421,9 @@ def test_vectors_of_eight_and_of_sixteen_give_the_same_bits():
         for lib, rows in zip((COMPILED, narrow), products, strict=True):
             kernels.outer_products(lib, a, b, kernels.Into(rows, kernels.numbers([1, 0]), 1), [(0, 11), (11, 30)])
         assert torch.equal(*products)
+        for lib, rows in zip((COMPILED, narrow), products, strict=True):  # without instructions for it, bfloat16 takes longer
+            kernels.outer_products(lib, a, b, kernels.Into(rows, kernels.numbers([1, 0]), 0), [(0, 11), (11, 30)], low=True)
+        assert close(*products)
 
 
 def test_other_tensors_are_not_for_the_kernels():

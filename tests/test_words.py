@@ -47,10 +47,10 @@ def jobs_of(task, weights, trips=9, versions=2):
     return [Job(7 * t, t % len(task.clients), starts[t % versions]) for t in range(trips)]
 
 
-def both_ways(task, sgd=ONCE, **how):
+def both_ways(task, sgd=ONCE, precision="float32", **how):
     flat, weights = initial_weights(task, 3)
     jobs = jobs_of(task, weights, **how)
-    return one_at_a_time(task, sgd, 3, flat)(jobs), batched(task, sgd, 3, flat)(jobs)
+    return one_at_a_time(task, sgd, 3, flat)(jobs), batched(task, sgd, 3, flat, precision=precision)(jobs)
 
 
 def assert_same(task, sgd=ONCE, **how):
@@ -395,3 +395,12 @@ def test_a_kernel_that_is_wrong_is_noticed_before_a_run(monkeypatch):
     assert why_not(task, ONCE, 3, initial_weights(task, 3)[0]) is None
     monkeypatch.setattr(words.WholeTrips, "into", wrong)
     assert "other updates" in str(why_not(task, ONCE, 3, initial_weights(task, 3)[0]))
+
+
+@pytest.mark.usefixtures("only_whole")
+@pytest.mark.parametrize("features", [6, 7, 100])
+def test_with_products_of_bfloat16_trips_are_near(features):
+    expected, found = both_ways(task_of(features=features), precision="bfloat16", trips=12)
+    off = norms(found - expected) / norms(expected)
+    assert off.max() < 0.05
+    assert off.min() > 1e-4, "nothing was rounded"

@@ -30,12 +30,13 @@ GOALS = {"cifar": (4.0, 2.0), "sent140": (8.0, 1.0), "celeba": (2.5, 1.5), "logi
 
 
 def bench(
-    workloads: Sequence[str], repeats: int, share: float, workers: int, ray: bool, say: Callable[[str], None]
+    workloads: Sequence[str], repeats: int, share: float, workers: int, say: Callable[[str], None], *, ray: bool, bfloat16: bool
 ) -> dict[str, Any]:
     """Measure everything; the result is what `--json` prints."""
     result: dict[str, Any] = {"machine": machine(), "repeats": repeats, "workers": workers, "workloads": {}}
     for name in (w for w in workloads if w in SPEED):
-        ways = ["loop", "central", "ours-1", f"ours-{workers}"] + (["ray-1", f"ray-{workers}"] if ray else [])
+        ways = ["loop", "central", "ours-1", f"ours-{workers}"]
+        ways += ([f"bfloat16-{workers}"] if bfloat16 else []) + (["ray-1", f"ray-{workers}"] if ray else [])
         found: dict[str, list[dict[str, float]]] = {way: [] for way in dict.fromkeys(ways)}
         for repeat in range(repeats):  # alternating: what slows the machine down slows all of them
             for way in found:
@@ -98,6 +99,9 @@ def summary(found: dict[str, list[dict[str, float]]], workers: int) -> dict[str,
         "peak_mb_beyond_data": {way: max(m["peak_mb"] for m in ms) - data for way, ms in found.items()},
         "all": {way: [m["trips_per_second"] for m in ms] for way, ms in found.items()},
     }
+    if f"bfloat16-{workers}" in found:
+        result["bfloat16 / loop"] = ratio(f"bfloat16-{workers}", "loop")
+        result["bfloat16 / float32"] = ratio(f"bfloat16-{workers}", ours)
     if "ray-1" in found:
         result["ray / here, one worker"] = ratio("ray-1", "ours-1")
         result["ray, workers / one"] = ratio(f"ray-{workers}", "ray-1")
@@ -180,6 +184,7 @@ def tables(result: dict[str, Any]) -> str:
     lines = [
         f"{m['cpu']}, {m['cores']} cores, {m['instructions']}, torch {m['torch']}, {m['date']}; medians of {result['repeats']}"
     ]
+    notes: list[str] = []
     if result["workloads"]:
         ways = list(next(iter(result["workloads"].values()))["trips_per_second"])
         lines += ["", f"| trips per second | {' | '.join(ways)} | ours / loop | ours / central | MB beyond the data |"]
@@ -189,9 +194,14 @@ def tables(result: dict[str, Any]) -> str:
         goals = [f" (≥ {goal:g})" for goal in GOALS[name]] if name in GOALS else ["", ""]
         ratios = [f"{found[f'ours / {way}']:.1f}{goal}" for way, goal in zip(("loop", "central"), goals, strict=True)]
         lines += [f"| {name} | {' | '.join(rates + ratios)} | {found['peak_mb_beyond_data'][f'ours-{workers}']:,.0f} |"]
+        if "bfloat16 / loop" in found:
+            loop, ours = found["bfloat16 / loop"], found["bfloat16 / float32"]
+            notes += [f"{name} in bfloat16: {loop:.1f} × the loop in float32, {ours:.2f} × ours"]
         if "ray / here, one worker" in found:
             one, more = found["ray / here, one worker"], found["ray, workers / one"]
-            lines += ["", f"{name} on Ray: one worker {one:.2f} × one here, {workers} workers {more:.2f} × one", ""]
+            notes += [f"{name} on Ray: one worker {one:.2f} × one here, {workers} workers {more:.2f} × one"]
+    for note in notes:
+        lines += ["", note]
     if "large" in result:
         beyond = result["large"]["peak_mb"] - result["large"]["data_mb"]
         lines += [

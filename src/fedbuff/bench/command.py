@@ -24,6 +24,7 @@ def parser(commands: Any) -> None:
     sub.add_argument("--share", type=float, default=1.0, help="of the usual number of trips (1.0)")
     sub.add_argument("--workers", type=int, metavar="N", help="beside one worker (default: one per core)")
     sub.add_argument("--ray", action="store_true", help="on Ray as well")
+    sub.add_argument("--bfloat16", action="store_true", help="with products of bfloat16 as well")
     sub.add_argument("--out", type=Path, default=Path("results/bench"), metavar="DIR", help="where to keep it (results/bench)")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
     sub.add_argument("--quiet", action="store_true", help="no progress")
@@ -41,7 +42,8 @@ def bench(args: argparse.Namespace) -> None:
             raise SettingsError(f"--only {name}: unknown; {toml.suggest(name, dict.fromkeys(parts))}")
     check_positive(args, "repeats", "share", "workers")
     args.out.mkdir(parents=True, exist_ok=True)  # before an hour of measuring
-    result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), args.ray, say_to(args))
+    ways = {"ray": args.ray, "bfloat16": args.bfloat16}
+    result = run_bench(chosen, args.repeats, args.share, args.workers or cores(), say_to(args), **ways)
     print(json.dumps(result, indent=2) if args.json else tables(result), end="")
     write_json(args.out / file_name(result), result)
     print(f"kept in {args.out / file_name(result)}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
 
-Ways: `ours` with N worker processes; `loop`, a hand-written loop over clients on one thread; `central`, training on the
+Ways: `ours` with N worker processes, and `bfloat16`, the same with products of it; `loop`, a hand-written loop over clients on one thread; `central`, training on the
 same examples without clients, two threads (the usual "limit"); `ray`; `at`-CONCURRENCY-CLIENTS, ours on one worker with so
 many trips in flight and so many clients; and `turns`, ours on one worker with and without each of its layers (differential
 privacy, secure aggregation), a few hundred trips of each in turn. All with the tuned allocator.
@@ -25,6 +25,7 @@ from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.learn.kernels import tune_allocator
 from fedbuff.learn.task import Task
+from fedbuff.learn.training import Training
 from fedbuff.privacy.plan import Mechanism
 from fedbuff.privacy.settings import Privacy
 from fedbuff.sim.secure import SecureAggregation
@@ -226,6 +227,8 @@ def main(name: str, way: str, share: str) -> None:
 
 def with_layer(name: str) -> dict[str, Any]:
     """What `simulate` has to be told."""
+    if name == "bfloat16":
+        return {"training": Training(precision="bfloat16")}
     if name in PRIVATE:
         often = 1 << 20
         privacy = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[name], max_participations=often, horizon=1 << 16)

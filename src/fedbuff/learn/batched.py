@@ -24,7 +24,7 @@ from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Buffers, Flat, cast
 from fedbuff.learn.generator import default_generator
-from fedbuff.learn.kernels import numbers
+from fedbuff.learn.kernels import library, numbers
 from fedbuff.learn.local import Job, Matrix, Train, room_for
 from fedbuff.learn.losses import MEANS, is_mean_cross_entropy
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
@@ -45,26 +45,37 @@ def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "
     """A function that trains the trips of a chunk together; each depends on (seed, client, trip) only, up to rounding.
 
     device      other ones than "cpu" go through plain torch operations; they are not tested here
-    precision   "bfloat16" computes the products of linear layers and convolutions so, and everything else in float32
+    precision   "bfloat16" rounds the factors of products to it, but a small perceptron's; everything else stays float32
     """
     if reason := why_no_twin(flat.module):
         raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision: expected float32 or bfloat16, not {precision!r}")
-    low = None if precision == "float32" else torch.bfloat16
-    if low is not None and device == "cpu":
+    low = precision == "bfloat16"
+    if low and device == "cpu":
         try_bfloat16()
     together = Together(task, sgd, seed, flat, torch.device(device), low)
-    return (small(task, sgd, seed, flat, together) if device == "cpu" and low is None else None) or together
+    return (small(task, sgd, seed, flat, together) if device == "cpu" else None) or together
 
 
-_TRIAL = "import torch as t; a = t.ones(1, 8, 8, 8).bfloat16(); t.conv2d(a, a[:, :, :3, :3]); a[0, 0] @ a[0, 1]"
+# torch's products, and those of the kernels, whose path is given if there are any
+_TRIAL = """
+import ctypes, sys, torch
+a = torch.ones(1, 8, 8, 8).bfloat16()
+torch.conv2d(a, a[:, :, :3, :3]), a[0, 0] @ a[0, 1]
+if sys.argv[1:]:
+    rows, sums, one, none = (ctypes.c_float * 64)(), (ctypes.c_float * 1024)(), (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)()
+    numbers = (ctypes.c_int64(n) for n in (1024, 32, 32, 0, 1))
+    ctypes.CDLL(sys.argv[1]).outer_products(rows, rows, sums, ctypes.c_int64(1), one, none, *numbers)
+"""
 
 
 @cache
 def try_bfloat16() -> None:
-    """Compute a little in bfloat16 in another process: on some processors torch dies of an illegal instruction."""
-    code = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, timeout=120).returncode
+    """Compute a little in bfloat16 in another process: some processors announce instructions that they die of."""
+    kernels = library()
+    command = [sys.executable, "-c", _TRIAL, *([] if kernels is None else [kernels._name])]
+    code = subprocess.run(command, capture_output=True, timeout=120).returncode
     if code:
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         raise ValueError(f"precision: bfloat16 does not work on this processor, a trial {ended}; use float32")
@@ -117,7 +128,7 @@ class Together:
     """Trains chunks of trips with one copy of the model, whose layers were replaced by twins."""
 
     def __init__(
-        self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: torch.dtype | None = None
+        self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: bool = False
     ) -> None:
         self.task, self.sgd, self.seed, self.flat, self.device, self.low = task, sgd, seed, flat, device, low
         flat.buffers.reset()
@@ -129,7 +140,7 @@ class Together:
         sizes = [p.numel() for p in flat.parameters.values()]
         self.parameters = list(zip(accumulate(sizes[:-1], initial=0), sizes, strict=True))  # offset, size
         self.current.plain = not self.takes_channels_last()
-        self.whole = whole_trips(task, sgd, seed, flat) if device.type == "cpu" and low is None else None
+        self.whole = whole_trips(task, sgd, seed, flat, low) if device.type == "cpu" else None
 
     def __call__(self, jobs: Sequence[Job], out: Matrix | None = None) -> Matrix:
         """The updates of the jobs, row by row; the same for the same chunk in any process."""
@@ -166,7 +177,7 @@ class Together:
                 updates[places] = found.cpu().numpy()
 
     def outputs(self, weights: Vector, x: Tensor) -> Tensor:
-        """What the model with these weights says of rows, as in evaluation: without dropout."""
+        """What the model with these weights says of rows, as in evaluation: without dropout, in full precision."""
         w = torch.from_numpy(np.array(weights)[None]).to(self.device)
         self.module.eval()
         try:
@@ -178,7 +189,7 @@ class Together:
     def look_at(self, w: Tensor, x: Tensor) -> Tensor:
         self.buffers.reset()
         everyone = [(0, len(x))]
-        self.current.step = Step(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x), self.low)
+        self.current.step = Step(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x))
         return self.module(x)  # type: ignore[no-any-return]
 
     def takes_channels_last(self) -> bool:

@@ -63,7 +63,7 @@ def parts_of(flat: Flat) -> Parts | None:
 class WholeTrips:
     """Trains chunks of trips of a `WordLSTM`."""
 
-    def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, parts: Parts, kernels: ctypes.CDLL) -> None:
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, parts: Parts, kernels: ctypes.CDLL, low: bool) -> None:
         time = np.shape(task.clients[0][0])[1]
         self._kernels = kernels
         # who has more examples than a step takes is known before they are looked up, if the task can tell
@@ -74,7 +74,7 @@ class WholeTrips:
             *self._vectors.shape, time, parts.lstm.hidden_size, parts.lstm.num_layers, parts.first.out_features,
             parts.last.out_features, self._vectors.data_ptr(), 1 - parts.dropout.p,
         )  # fmt: skip
-        self._network = ctypes.pointer(net), ctypes.pointer(as_sgd(sgd))
+        self._network = ctypes.pointer(net), ctypes.pointer(as_sgd(sgd)), int(low)
         self._hashes = beginning(seed, "shuffle"), beginning(seed, "dropout")
         self._places = Places(task, flat, time, np.dtype(np.int64), in_a_row=True)
 
@@ -95,8 +95,11 @@ class WholeTrips:
         return bool(self._kernels.train_words(*found.arguments, *self._hashes, *self._network) < 0)
 
 
-def whole_trips(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> WholeTrips | None:
-    """A way to train chunks of trips of this task, if its model is one that the kernel knows; else None."""
+def whole_trips(task: Task, sgd: LocalSGD, seed: int, flat: Flat, low: bool = False) -> WholeTrips | None:
+    """A way to train chunks of trips of this task, if its model is one that the kernel knows; else None.
+
+    With `low`, products are of bfloat16.
+    """
     kernels, parts = usable(flat.vector), parts_of(flat)
     one_step = sgd.steps == 1 or (sgd.steps is None and sgd.epochs == 1)
     if kernels is None or parts is None or not one_step or sgd.weight_decay or not countable(sgd):
@@ -104,4 +107,4 @@ def whole_trips(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> WholeTrips 
     shape = np.shape(task.clients[0][0])
     if not is_plain_cross_entropy(task.loss) or len(shape) != 2 or shape[1] == 0:
         return None
-    return WholeTrips(task, sgd, seed, flat, parts, kernels)
+    return WholeTrips(task, sgd, seed, flat, parts, kernels, low)

@@ -1,5 +1,7 @@
 """What torch does slowly for rows of many clients, in C++: float32, one thread. Here it is called, with tensors.
 
+With `low`, the factors of products are rounded to bfloat16; what goes in and comes out is float32 all the same.
+
 Every function has a twin in plain torch that the tests compare it with.
 
 Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers go through torch: slower, and equal up
@@ -25,19 +27,19 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno")
 
 # for each function, its arguments
 _FUNCTIONS = {
-    "convolve": "ppppipiipi",
-    "convolution_weights": "pppippiip",
+    "convolve": "ppppipiipii",
+    "convolution_weights": "pppippiipi",
     "norm_pool": "pppppppipipi",
     "norm_pool_back": "ppppppppppipipi",
-    "lstm": "ppppppppipiiiiiiiii",
-    "lstm_back": "ppppppipiiiiii",
-    "lstm_weights": "pppippiiiiiiiii",
-    "outer_products": "pppippiiii",
+    "lstm": "ppppppppipiiiiiiiiii",
+    "lstm_back": "ppppppipiiiiiii",
+    "lstm_weights": "pppippiiiiiiiiii",
+    "outer_products": "pppippiiiii",
     "client_sums": "ppippiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
     "train_trips": "ipppppppiuippp->i",
-    "train_words": "ipppppppiuupp->i",
+    "train_words": "ipppppppiuuppi->i",
 }
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -145,22 +147,25 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def convolve(
-    kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, shape: Shape, flipped: bool = False
+    kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, shape: Shape, *, flipped: bool = False,
+    low: bool = False,
 ) -> Tensor:
     """Each group's rows convolved with its own w [group, …] and b [group, …]; images are channels-last, as the result is."""
     y = room(len(x), shape.oc, shape.oh, shape.ow, memory_format=torch.channels_last)
     kernels.convolve(
         x.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), y.data_ptr(), len(groups), ends(groups),
-        w.stride(0), 0 if b is None else b.stride(0), ctypes.byref(shape), int(flipped),
+        w.stride(0), 0 if b is None else b.stride(0), ctypes.byref(shape), int(flipped), int(low),
     )  # fmt: skip
     return y
 
 
-def convolution_weights(kernels: ctypes.CDLL, x: Tensor, dy: Tensor, into: Into, clients: Ranges, shape: Shape) -> None:
+def convolution_weights(
+    kernels: ctypes.CDLL, x: Tensor, dy: Tensor, into: Into, clients: Ranges, shape: Shape, low: bool = False
+) -> None:
     """For each client the gradient of a convolution's weights over its rows."""
     kernels.convolution_weights(
         x.data_ptr(), dy.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
-        into.beta, ctypes.byref(shape),
+        into.beta, ctypes.byref(shape), int(low),
     )  # fmt: skip
 
 
@@ -206,6 +211,7 @@ def lstm(
     groups: Ranges,
     backwards: bool,
     time_first: bool,
+    low: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All h, the gates, c and tanh c, each [rows, time, …]; h lies time first in memory, if wished."""
     rows, time, features = x.shape
@@ -216,40 +222,40 @@ def lstm(
     kernels.lstm(
         x.data_ptr(), w_in.data_ptr(), gates.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), h.data_ptr(),
         c.data_ptr(), tanh_c.data_ptr(), len(groups), ends(groups), w_in.stride(0), w.stride(0),
-        0 if b is None else b.stride(0), time, features, hidden, int(backwards), h.stride(0), h.stride(1),
+        0 if b is None else b.stride(0), time, features, hidden, int(backwards), h.stride(0), h.stride(1), int(low),
     )  # fmt: skip
     return h, gates, c, tanh_c
 
 
 def lstm_back(
     kernels: ctypes.CDLL, gates: Tensor, w: Tensor, c: Tensor, tanh_c: Tensor, dh: Tensor, dc: Tensor, groups: Ranges,
-    backwards: bool,
+    backwards: bool, low: bool = False,
 ) -> None:  # fmt: skip
     """Put into the place of the gates the gradients of what they were made of; dc, that of the last state, is used up."""
     _rows, time, four = gates.shape
     kernels.lstm_back(
         gates.data_ptr(), w.data_ptr(), c.data_ptr(), tanh_c.data_ptr(), dh.data_ptr(), dc.data_ptr(), len(groups),
-        ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1),
+        ends(groups), w.stride(0), time, four // 4, int(backwards), dh.stride(0), dh.stride(1), int(low),
     )  # fmt: skip
 
 
 def lstm_weights(
-    kernels: ctypes.CDLL, dgates: Tensor, x: Tensor, into: Into, clients: Ranges, backwards: bool, before: bool
+    kernels: ctypes.CDLL, dgates: Tensor, x: Tensor, into: Into, clients: Ranges, backwards: bool, before: bool, low: bool = False
 ) -> None:
     """For each client the gradient of weights that saw x [rows, time, …], or with `before` what x was a step earlier."""
     time, four = dgates.shape[1:]
     kernels.lstm_weights(
         dgates.data_ptr(), x.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
-        into.beta, time, x.shape[2], four // 4, int(backwards), int(before), x.stride(0), x.stride(1),
+        into.beta, time, x.shape[2], four // 4, int(backwards), int(before), x.stride(0), x.stride(1), int(low),
     )  # fmt: skip
 
 
-def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Into, clients: Ranges) -> None:
+def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Into, clients: Ranges, low: bool = False) -> None:
     """For each client aᵀ b over its rows."""
     a, b = a.contiguous(), b.contiguous()
     kernels.outer_products(
         a.data_ptr(), b.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
-        a.shape[1], b.shape[1], into.beta,
+        a.shape[1], b.shape[1], into.beta, int(low),
     )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ struct Alike {
 
 // From what the gates' sums begin with, x → gates i, f, g, o [row][time][4 hidden]; h; c and tanh c [row][time][hidden].
 // begin(t, z, rows, which) sets them, z(i), to what the inputs at time t make of so many rows, `which`. Weights as `pack` leaves them.
-template <class Begin, class H>
-static void lstm_rows(const Lstm& l, i64 rows, Begin begin, const float* w, float* gates, H h, float* c, float* tanh_c,
+template <class Begin, class H, class Factor>
+static void lstm_rows(const Lstm& l, i64 rows, Begin begin, const Factor* w, float* gates, H h, float* c, float* tanh_c,
                       const Alike* alike = nullptr) {
   const i64 four = l.four(), hidden = l.hidden;
   std::vector<i64> which;
@@ -52,7 +52,7 @@ static void lstm_rows(const Lstm& l, i64 rows, Begin begin, const float* w, floa
     const i64 count = static_cast<i64>(which.size());
     const Rows<float> z{gates + t * four, l.time * four, which.data()};
     begin(t, z, count, which.data());
-    if (step) multiply(from.data(), count, hidden, w, 0, true, {z.first, z.stride, z.listed}, z, four);
+    if (step) multiply(from.data(), count, hidden, w, {z.first, z.stride, z.listed}, z, four);
     for (const i64 r : which) {
       float* zr = gates + (r * l.time + t) * four;
       float* hr = h(r, t);
@@ -84,22 +84,23 @@ static void lstm_rows(const Lstm& l, i64 rows, Begin begin, const float* w, floa
 }
 
 // `begin` of `lstm_rows` by a product: x(row, time) is an input. Weights as `pack` leaves them; bias or null.
-template <class X> struct Inputs {
+template <class X, class Factor> struct Inputs {
   const Lstm& l;
   X x;
-  const float *w, *bias;
+  const Factor* w;
+  const float* bias;
   std::vector<const float*> from;
   void operator()(i64 t, Rows<float> z, i64 count, const i64* which) {
     from.resize(count);
     for (i64 i = 0; i < count; i++) from[i] = x(which[i], t);
-    multiply(from.data(), count, l.features, w, 0, true, {bias, 0}, z, l.four());
+    multiply(from.data(), count, l.features, w, {bias, 0}, z, l.four());
   }
 };
 
 // The gradients of what the gates were made of, in the place of the gates. From dh, that of each h, and dc, that of the last
 // state [row][hidden], which is used up; w as `pack` leaves its transpose.
-template <class D>
-static void lstm_rows_back(const Lstm& l, i64 rows, float* gates, const float* w, const float* c, const float* tanh_c, D dh,
+template <class D, class Factor>
+static void lstm_rows_back(const Lstm& l, i64 rows, float* gates, const Factor* w, const float* c, const float* tanh_c, D dh,
                            float* dc) {
   const i64 four = l.four(), hidden = l.hidden, wide = filled(hidden);
   std::vector<const float*> from(rows);
@@ -129,7 +130,7 @@ static void lstm_rows_back(const Lstm& l, i64 rows, float* gates, const float* w
         __builtin_prefetch(c + at + 2 * ahead * hidden + k), __builtin_prefetch(tanh_c + at + ahead * hidden + k);
       });
     }
-    if (step) multiply(from.data(), rows, four, w, 0, true, {nullptr, 0}, {recurrent.data(), wide}, wide);
+    if (step) multiply(from.data(), rows, four, w, {nullptr, 0}, {recurrent.data(), wide}, wide);
   }
 }
 

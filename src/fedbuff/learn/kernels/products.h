@@ -1,39 +1,39 @@
-// Products of small matrices, by tiles.
+// Products of small matrices, by tiles, of factors of either kind.
 
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "factors.h"
+#include "room.h"
 #include "tiles.h"
 
 ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
 
-// Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][k][columns of the
-// block]; block(first, count, size, to) writes so many of `size` columns.
-template <class Block> static void in_blocks(std::vector<float>& packed, i64 k, i64 columns, Block block) {
-  packed.resize(k * filled(columns));
+// Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][factor][columns
+// of the block]; w(i, o) is the i-th of k numbers of a column.
+template <class Factor, class Number> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 k, i64 columns, Number w) {
+  const i64 depth = factors_of<Factor>(k);
+  packed.resize(depth * filled(columns));
   for (i64 first = 0, size; first < columns; first += size) {
     size = block_of(filled(columns) - first);
     const i64 count = std::min(size, columns - first);
-    float* to = &packed[first * k];
-    block(first, count, size, to);
-    for (i64 o = count; o < size; o++)
-      for (i64 i = 0; i < k; i++) to[i * size + o] = 0.0f;
+    Factor* to = &packed[first * depth];
+    for (i64 i = 0; i < depth; i++, to += size) {
+      for (i64 o = 0; o < count; o++) to[o] = factor<Factor>(i, k, [=](i64 at) { return w(at, first + o); });
+      std::fill(to + count, to + size, Factor{});
+    }
   }
 }
 // w [k][columns], for x w
-static inline void pack(std::vector<float>& packed, const float* w, i64 k, i64 columns) {
-  in_blocks(packed, k, columns, [=](i64 first, i64 count, i64 size, float* to) {
-    for (i64 i = 0; i < k; i++) std::memcpy(to + i * size, w + i * columns + first, count * sizeof(float));
-  });
+template <class Factor> static void pack(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
+  in_blocks(packed, k, columns, [=](i64 i, i64 o) { return w[i * columns + o]; });
 }
 // w [columns][k], for x wᵀ
-static inline void pack_turned(std::vector<float>& packed, const float* w, i64 k, i64 columns) {
-  in_blocks(packed, k, columns, [=](i64 first, i64 count, i64 size, float* to) {
-    for (i64 i = 0; i < k; i++)
-      for (i64 o = 0; o < count; o++) to[i * size + o] = w[(first + o) * k + i];
-  });
+template <class Factor> static void pack_turned(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
+  in_blocks(packed, k, columns, [=](i64 i, i64 o) { return w[o * k + i]; });
 }
 
 // Rows of a matrix: one after another, or those whose numbers are listed; with a stride of 0 it is the same one every time.
@@ -45,27 +45,28 @@ template <class Number> struct Rows {
 };
 
 // c[row][V vectors] = start + Σ_k a[row][k] b[k][V vectors], for P rows given by pointers; no start is zero
-template <class T, int P, int V>
-ALWAYS void rows_times(const float* const* a, i64 k, const float* b, i64 b_stride, const float* const* start, float* const* c) {
+template <class T, int P, int V, class Factor>
+ALWAYS void rows_times(const Factor* const* a, i64 k, const Factor* b, i64 b_stride, const float* const* start, float* const* c) {
   constexpr i64 N = lanes<T>;
   T sum[P][V];
   UNROLL for (int p = 0; p < P; p++)
     UNROLL for (int v = 0; v < V; v++) sum[p][v] = start[p] ? load<T>(start[p] + N * v) : T{};
-  const float* as[P];
+  const Factor* as[P];
   UNROLL for (int p = 0; p < P; p++) as[p] = a[p];
   for (i64 i = 0; i < k; i++, b += b_stride) {
-    T bv[V];
-    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + N * v);
+    decltype(load_factors<T>(b)) bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load_factors<T>(b + N * v);
     UNROLL for (int p = 0; p < P; p++) {
-      const T x = all<T>(as[p][i]);
-      UNROLL for (int v = 0; v < V; v++) sum[p][v] += x * bv[v];
+      const auto x = all_factors<T>(as[p][i]);
+      UNROLL for (int v = 0; v < V; v++) sum[p][v] = plus_product<T>(sum[p][v], x, bv[v]);
     }
   }
   UNROLL for (int p = 0; p < P; p++) UNROLL for (int v = 0; v < V; v++) store<T>(c[p] + N * v, sum[p][v]);
 }
 
 // c = start + a b for a block of columns that begins at `o`, b [k][block]
-static void rows_times_block(i64 block, const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride,
+template <class Factor>
+static void rows_times_block(i64 block, const Factor* const* a, i64 rows, i64 k, const Factor* b, i64 b_stride,
                              Rows<const float> start, Rows<float> c, i64 o) {
   with_block(block, [&](auto vector, auto v) {
     in_tiles(rows, [&](i64 r, auto n) __attribute__((always_inline)) {
@@ -77,12 +78,32 @@ static void rows_times_block(i64 block, const float* const* a, i64 rows, i64 k, 
   });
 }
 
-// c = start + a b; columns: a multiple of 8; with `packed`, b lies as `pack` leaves it, else its rows are b_stride apart
-static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, bool packed, Rows<const float> start,
-                     Rows<float> c, i64 columns) {
+// c = start + a b; columns: a multiple of 8; rows of b are b_stride apart,
+static inline void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64 b_stride, Rows<const float> start,
+                            Rows<float> c, i64 columns) {
   for (i64 o = 0, size; o < columns; o += size) {
     size = block_of(columns - o);
-    rows_times_block(size, a, rows, k, packed ? b + o * k : b + o, packed ? size : b_stride, start, c, o);
+    rows_times_block(size, a, rows, k, b + o, b_stride, start, c, o);
+  }
+}
+// or b lies as `pack` leaves it
+template <class Factor>
+static void multiply(const float* const* a, i64 rows, i64 k, const Factor* packed, Rows<const float> start, Rows<float> c,
+                     i64 columns) {
+  const i64 depth = factors_of<Factor>(k);
+  const Factor* const* factors;
+  Room<Pair> low;
+  std::vector<const Pair*> lows;
+  if constexpr (std::is_same_v<Factor, float>) {
+    factors = a;
+  } else {
+    Pair* to = low.make(rows * depth);
+    for (i64 r = 0; r < rows; r++, to += depth) lower_row(a[r], k, to), lows.push_back(to);
+    factors = lows.data();
+  }
+  for (i64 o = 0, size; o < columns; o += size) {
+    size = block_of(columns - o);
+    rows_times_block(size, factors, rows, depth, packed + o * depth, size, start, c, o);
   }
 }
 
@@ -90,12 +111,12 @@ static void multiply(const float* const* a, i64 rows, i64 k, const float* b, i64
 template <class T, int C, int V, class Each> ALWAYS void outer_rows(Each each, i64 at, i64 o, float* c, i64 c_stride) {
   constexpr i64 N = lanes<T>;
   T sum[C][V] = {};
-  each([&](const float* a, const float* b) __attribute__((always_inline)) {
-    T bv[V];
-    UNROLL for (int v = 0; v < V; v++) bv[v] = load<T>(b + o + N * v);
+  each([&](const auto* a, const auto* b) __attribute__((always_inline)) {
+    decltype(load_factors<T>(b)) bv[V];
+    UNROLL for (int v = 0; v < V; v++) bv[v] = load_factors<T>(b + o + N * v);
     UNROLL for (int i = 0; i < C; i++) {
-      const T x = all<T>(a[at + i]);
-      UNROLL for (int v = 0; v < V; v++) sum[i][v] += x * bv[v];
+      const auto x = all_factors<T>(a[at + i]);
+      UNROLL for (int v = 0; v < V; v++) sum[i][v] = plus_product<T>(sum[i][v], x, bv[v]);
     }
   });
   UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store<T>(c + i * c_stride + N * v, sum[i][v]);
@@ -118,32 +139,62 @@ template <class Each> static void transposed_times(Each each, i64 k, float* c, i
   });
 }
 
+// rows of a and b that lie so far apart
+template <class Factor> struct Apart {
+  const Factor *a, *b;
+  i64 rows, a_stride, b_stride;
+  template <class F> ALWAYS_MEMBER void operator()(F f) const {
+    const Factor *p = a, *q = b;
+    for (i64 r = 0; r < rows; r++, p += a_stride, q += b_stride) f(p, q);
+  }
+};
+
+// rows of a and b as they are, or two at a time as pairs
+template <class Factor> struct Lowered;
+template <> struct Lowered<float> {
+  template <class Each> Each operator()(Each each, i64, i64) { return each; }
+};
+template <> struct Lowered<Pair> {
+  Room<Pair> a, b;
+  std::vector<std::pair<const float*, const float*>> found;
+  template <class Each> Apart<Pair> operator()(Each each, i64 a_columns, i64 b_columns) {
+    found.clear();
+    each([&](const float* p, const float* q) { found.emplace_back(p, q); });
+    const i64 rows = static_cast<i64>(found.size()), half = factors_of<Pair>(rows);
+    found.emplace_back(nullptr, nullptr);
+    Pair *a_to = a.make(half * a_columns), *b_to = b.make(half * b_columns);
+    for (i64 r = 0; r < half; r++) {
+      const auto [p, q] = found[2 * r];
+      const auto [p_next, q_next] = found[2 * r + 1];
+      lower_rows(p, p_next, a_columns, a_to + r * a_columns), lower_rows(q, q_next, b_columns, b_to + r * b_columns);
+    }
+    return {a_to, b_to, half, a_columns, b_columns};
+  }
+};
+
+// What products of many clients use again.
+template <class Factor> struct Scratch {
+  Lowered<Factor> lowered;
+  std::vector<float> sum;
+};
+
 // c[k][columns] = β c + aᵀ b over pairs of rows, for any number of columns
-template <class Each>
-static void outer_product(Each each, i64 k, i64 columns, float* c, i64 beta, std::vector<float>& scratch) {
+template <class Factor, class Each>
+static void outer_product(Each rows, i64 k, i64 columns, float* c, i64 beta, Scratch<Factor>& scratch) {
+  const auto each = scratch.lowered(rows, k, columns);
   float* to = c;
   if (beta) {
-    scratch.resize(k * columns);
-    to = scratch.data();
+    scratch.sum.resize(k * columns);
+    to = scratch.sum.data();
   }
   if (columns < 8)
     for (i64 i = 0; i < k; i++)
       for (i64 o = 0; o < columns; o++) {
         float sum = 0;
-        each([&](const float* a, const float* b) { sum += a[i] * b[o]; });
+        rows([&](const float* a, const float* b) { sum += a[i] * b[o]; });
         to[i * columns + o] = sum;
       }
   else transposed_times(each, k, to, columns, columns);
   if (beta)
     for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
 }
-
-// rows of a and b that lie so far apart
-struct Apart {
-  const float *a, *b;
-  i64 rows, a_stride, b_stride;
-  template <class F> ALWAYS_MEMBER void operator()(F f) const {
-    const float *p = a, *q = b;
-    for (i64 r = 0; r < rows; r++, p += a_stride, q += b_stride) f(p, q);
-  }
-};

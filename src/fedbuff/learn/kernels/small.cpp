@@ -85,7 +85,7 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
         const i64 in = sizes[l], width = filled(sizes[l + 1]);
         std::vector<float>& z = hidden[l];
         z.resize(count * width);
-        multiply(rows[l].data(), count, in, &w[net.at[l]], width, false, {&w[net.at[l] + in * width], 0}, {z.data(), width}, width);
+        multiply(rows[l].data(), count, in, &w[net.at[l]], width, {&w[net.at[l] + in * width], 0}, {z.data(), width}, width);
         for (i64 i = 0; i < count; i++) rows[l + 1][i] = &z[i * width];
         if (l + 1 < layers)
           for (i64 i = 0; i < count * width; i += 8) {
@@ -123,7 +123,7 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
           next.resize(count * wide_in);
           std::vector<const float*>& ds = rows[layers];  // no longer needed
           for (i64 i = 0; i < count; i++) ds[i] = d + i * width;
-          multiply(ds.data(), count, out, turned.data(), wide_in, false, {nullptr, 0}, {next.data(), wide_in}, wide_in);
+          multiply(ds.data(), count, out, turned.data(), wide_in, {nullptr, 0}, {next.data(), wide_in}, wide_in);
           const float* h = hidden[l - 1].data();
           for (i64 i = 0; i < count * wide_in; i += 8) store(&next[i], load(h + i) <= 0 ? all(0) : load(&next[i]));
           d = next.data();

@@ -53,13 +53,14 @@ struct Texts {
   }
 
   // What the gates begin with at time t, for `lstm_rows`: a product where a word stands first, and elsewhere what came of it.
-  void begin(i64 t, Rows<float> z, i64 count, const i64* which, const float* w, const float* bias, i64 four) {
+  template <class Factor>
+  void begin(i64 t, Rows<float> z, i64 count, const i64* which, const Factor* w, const float* bias, i64 four) {
     std::vector<i64> firsts;
     std::vector<const float*> from;
     for (i64 i = 0; i < count; i++)
       if (same[which[i] * time + t] == which[i] * time + t) firsts.push_back(which[i]), from.push_back(vector_of(which[i], t));
     const Rows<float> to{z.first, z.stride, firsts.data()};
-    multiply(from.data(), static_cast<i64>(from.size()), features, w, 0, true, {bias, 0}, to, four);
+    multiply(from.data(), static_cast<i64>(from.size()), features, w, {bias, 0}, to, four);
     const auto keep = [&](i64 place) { return kept.data() + slot[place] * four; };
     for (const i64 r : firsts)
       if (slot[r * time + t] >= 0) std::copy_n(z.first + r * z.stride, four, keep(r * time + t));

@@ -4,8 +4,6 @@
 // Trips that start from the same weights go through it together, some rows at a time, there and back, so that what they
 // leave on the way is still in a cache when they come back.
 
-#include <memory>
-
 #include "cross_entropy.h"
 #include "texts.h"
 #include "trips.h"
@@ -26,25 +24,15 @@ struct At {
   i64 in, state, bias_in, bias_state;
 };
 
-// Memory for numbers: `make` room for new ones, which nobody has set yet, or `get` those that are there.
-struct Room {
-  std::unique_ptr<float[]> numbers;
-  i64 size = 0;
-  float* make(i64 count) {
-    if (count > size) numbers.reset(new float[size = count]);
-    return numbers.get();
-  }
-  float* get() { return numbers.get(); }
-};
-
 // The network with the weights of one version, as products want them.
-struct Network {
+template <class Factor> struct Network {
   const Words& net;
   std::vector<Lstm> layer;
   std::vector<At> at;
   i64 first_at, output_at;  // the linear layers' weights, each followed by its bias
-  std::vector<std::vector<float>> in, state, state_back, in_back, bias;
-  std::vector<float> first, first_back, output, output_back;
+  std::vector<std::vector<Factor>> in, state, state_back, in_back;
+  std::vector<Factor> first, first_back, output, output_back;
+  std::vector<std::vector<float>> bias;
   const float* w = nullptr;
 
   explicit Network(const Words& net)
@@ -88,14 +76,15 @@ struct Trip {
 };
 
 // y = x w + bias for rows of x that lie so far apart; bias may be null. Rows of y are filled up to a multiple of 8.
-void linear(const float* x, i64 rows, i64 stride, i64 in, const std::vector<float>& w, const float* bias, i64 out,
+template <class Factor>
+void linear(const float* x, i64 rows, i64 stride, i64 in, const std::vector<Factor>& w, const float* bias, i64 out,
             float* y) {
   std::vector<const float*> from(rows);
   for (i64 r = 0; r < rows; r++) from[r] = x + r * stride;
   const i64 wide = filled(out);
   std::vector<float> start(wide);
   if (bias) std::copy(bias, bias + out, start.begin());
-  multiply(from.data(), rows, in, w.data(), 0, true, {start.data(), 0}, {y, wide}, wide);
+  multiply(from.data(), rows, in, w.data(), {start.data(), 0}, {y, wide}, wide);
 }
 
 // pairs of rows, wherever they lie
@@ -114,8 +103,8 @@ void add_up(const float* rows, i64 count, i64 stride, i64 columns, float* to) {
 }
 
 // Some trips of one version on their way through the network and back. Memory is used again for the next ones.
-struct Pass {
-  const Network& n;
+template <class Factor> struct Pass {
+  const Network<Factor>& n;
   const Words& net;
   const i64 hidden, four, width, classes, last;  // width and classes filled up, as linear layers leave them
   const bool drops;
@@ -123,11 +112,11 @@ struct Pass {
   i64 rows = 0;
   std::vector<Twister> twisters;  // one for each trip
   Texts texts;
-  std::vector<Room> inputs, gates, h, c, tanh_c, mask;  // of each LSTM layer
-  Room first, first_mask, dropped, output, up, dx, dc;
-  std::vector<float> none;
+  std::vector<Room<float>> inputs, gates, h, c, tanh_c, mask;  // of each LSTM layer
+  Room<float> first, first_mask, dropped, output, up, dx, dc;
+  Scratch<Factor> scratch;
 
-  explicit Pass(const Network& n)
+  explicit Pass(const Network<Factor>& n)
       : n(n), net(n.net), hidden(net.hidden), four(4 * hidden), width(filled(net.width)), classes(filled(net.classes)),
         last(net.layers - 1), drops(net.keep < 1), texts(net.words, net.time, net.features, net.vectors), inputs(net.layers),
         gates(net.layers), h(net.layers), c(net.layers), tanh_c(net.layers), mask(net.layers) {}
@@ -164,7 +153,7 @@ struct Pass {
       const auto words = [&](auto... at) { texts.begin(at..., n.in[0].data(), n.bias[0].data(), four); };
       lstm_rows(n.layer[0], rows, words, n.state[0].data(), gate, states, state, squashed, &texts.alike);
     } else {
-      const Inputs<Steps<const float>> seen{n.layer[l], {input_of(l), net.time * hidden, hidden}, n.in[l].data(),
+      const Inputs<Steps<const float>, Factor> seen{n.layer[l], {input_of(l), net.time * hidden, hidden}, n.in[l].data(),
                                             n.bias[l].data(), {}};
       lstm_rows(n.layer[l], rows, seen, n.state[l].data(), gate, states, state, squashed);
     }
@@ -222,8 +211,8 @@ struct Pass {
   // into each trip's update, at `at`: dyᵀ x over its rows, and behind it Σ dy
   void of_linear(const float* dy, i64 out, i64 dy_stride, const float* x, i64 in, i64 x_stride, i64 at) {
     each([&](const Trip& trip, std::size_t, i64 row) {
-      const Apart pairs{dy + row * dy_stride, x + row * x_stride, trip.rows(), dy_stride, x_stride};
-      outer_product(pairs, out, in, trip.update + at, 0, none);
+      const Apart<float> pairs{dy + row * dy_stride, x + row * x_stride, trip.rows(), dy_stride, x_stride};
+      outer_product(pairs, out, in, trip.update + at, 0, scratch);
       add_up(pairs.a, trip.rows(), dy_stride, out, trip.update + at + out * in);
     });
   }
@@ -245,14 +234,14 @@ struct Pass {
       const Steps<const float> states{h[l].get() + row * time * hidden, time * hidden, hidden};
       float* to = trip.update;
       if (l == 0) {
-        outer_product(Listed{texts.with_gradients(row, trip.rows(), from, four)}, four, net.features, to + n.at[l].in, 0, none);
+        outer_product(Listed{texts.with_gradients(row, trip.rows(), from, four)}, four, net.features, to + n.at[l].in, 0, scratch);
       } else {
         const Steps<const float> seen{input_of(l) + row * time * hidden, time * hidden, hidden};
         outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), seen, false}, four, hidden, to + n.at[l].in, 0,
-                      none);
+                      scratch);
       }
       outer_product(Pairs<Steps<const float>>{n.layer[l], from, trip.rows(), states, true}, four, hidden,
-                    to + n.at[l].state, 0, none);
+                    to + n.at[l].state, 0, scratch);
       add_up(from, trip.rows() * time, four, four, to + n.at[l].bias_in);
       std::copy_n(to + n.at[l].bias_in, four, to + n.at[l].bias_state);
     });
@@ -260,32 +249,21 @@ struct Pass {
     std::vector<const float*> from(rows * time);
     for (i64 i = 0; i < rows * time; i++) from[i] = d + i * four;
     float* to = dx.make(rows * time * wide);
-    multiply(from.data(), rows * time, four, n.in_back[l].data(), 0, true, {nullptr, 0}, {to, wide}, wide);
+    multiply(from.data(), rows * time, four, n.in_back[l].data(), {nullptr, 0}, {to, wide}, wide);
     const float* m = mask[l - 1].get();
     for (i64 i = 0; drops && i < rows * time; i++)
       for (i64 k = 0; k < hidden; k++) to[i * wide + k] *= m[i * hidden + k];
   }
 };
 
-}  // namespace
-
-// As train_trips, for trips sorted by where they start; those of more than one local step are not for it.
-// Returns the number of the first trip that can't be trained here, by its steps, words or labels, or -1.
-extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where, const i64* clients, const i64* numbers,
-                           const float* const* starts, const i64* into, float* updates, i64 stride, std::uint64_t hash,
-                           std::uint64_t dropout_hash, const Words* words, const Sgd* how) {
-  const Sgd sgd = *how;
-  Network network(*words);
-  Pass pass(network);
+// The trips, sorted by where they start, one version after another.
+template <class Factor>
+void train(i64 trips, const Client<i64>* table, const i64* where, const i64* clients, const i64* numbers,
+           const float* const* starts, const i64* into, float* updates, i64 stride, std::uint64_t hash,
+           std::uint64_t dropout_hash, const Words& words, const Sgd& sgd) {
+  Network<Factor> network(words);
+  Pass<Factor> pass(network);
   Keys keys;
-  for (i64 i = 0; i < trips; i++) {
-    const auto [x, y, n] = table[where[i]];
-    if (sgd.steps_of(n) != 1) return i;
-    for (i64 k = 0; k < n; k++)
-      if (y[k] < 0 || y[k] >= words->classes) return i;
-    for (i64 k = 0; k < n * words->time; k++)
-      if (x[k] < 0 || x[k] >= words->words) return i;
-  }
   for (i64 i = 0; i < trips; i++) {
     const auto [x, y, n] = table[where[i]];
     Trip trip{x, y, std::vector<i64>(n), 0, updates + into[i] * stride, 0};
@@ -299,5 +277,27 @@ extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where
       pass.train();
     }
   }
+}
+
+}  // namespace
+
+// As train_trips, for trips sorted by where they start; those of more than one local step are not for it. With `low`,
+// products are of bfloat16.
+// Returns the number of the first trip that can't be trained here, by its steps, words or labels, or -1.
+extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where, const i64* clients, const i64* numbers,
+                           const float* const* starts, const i64* into, float* updates, i64 stride, std::uint64_t hash,
+                           std::uint64_t dropout_hash, const Words* words, const Sgd* sgd, i64 low) {
+  for (i64 i = 0; i < trips; i++) {
+    const auto [x, y, n] = table[where[i]];
+    if (sgd->steps_of(n) != 1) return i;
+    for (i64 k = 0; k < n; k++)
+      if (y[k] < 0 || y[k] >= words->classes) return i;
+    for (i64 k = 0; k < n * words->time; k++)
+      if (x[k] < 0 || x[k] >= words->words) return i;
+  }
+  const auto with = [&](auto train) {
+    train(trips, table, where, clients, numbers, starts, into, updates, stride, hash, dropout_hash, *words, *sgd);
+  };
+  low ? with(train<Pair>) : with(train<float>);
   return -1;
 }

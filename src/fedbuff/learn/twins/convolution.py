@@ -25,18 +25,17 @@ class _Conv(torch.autograd.Function):
         ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv, keep_layout: bool
     ) -> Tensor:
         ctx.step, ctx.slots, ctx.how = step, (weight, bias), how
-        w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
+        w, b = weight.weights(step), None if bias is None else bias.weights(step)
         groups = step.times(step.groups, len(x))
         ctx.dtype = x.dtype
-        x = lowered(step, x)
         kernels = kernels_for(x, w, how)
         if kernels is not None:
             x = channels_last(x)
             ctx.save_for_backward(x)
             ctx.shape = shape_of(x, w, how)
-            y = convolve(kernels, x, w, b, groups, ctx.shape)
+            y = convolve(kernels, x, w, b, groups, ctx.shape, low=step.low)
             return y.contiguous() if keep_layout else y
-        x = x.contiguous()
+        x, w, b = lowered(step, x.contiguous()), lowered(step, w), None if b is None else lowered(step, b)
         ctx.save_for_backward(x)
         outputs = [torch.convolution(x[i:j], w[g], None if b is None else b[g], *how) for g, (i, j) in enumerate(groups)]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(ctx.dtype)
@@ -44,7 +43,7 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x,), step, (weight, bias), how = ctx.saved_tensors, ctx.step, ctx.slots, ctx.how
-        w = lowered(step, weight.weights(step))
+        w = weight.weights(step).to(x.dtype)
         clients = step.times(step.clients, len(x))
         kernels = kernels_for(x, w, how)
         dy = lowered(step, grads[0].contiguous()) if kernels is None else channels_last(grads[0])
@@ -55,7 +54,7 @@ class _Conv(torch.autograd.Function):
         if weight.offset is not None:
             into = weight.gradient(step)
             if kernels is not None:
-                convolution_weights(kernels, x, dy, into, clients, ctx.shape)
+                convolution_weights(kernels, x, dy, into, clients, ctx.shape, step.low)
             else:
                 for (i, j), g in zip(clients, into.each(), strict=True):
                     dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
@@ -73,7 +72,7 @@ def input_gradient(ctx: Any, dy: Tensor, x: Tensor, w: Tensor, step: Step) -> Te
         ph, pw = s.dh * (s.kh - 1) - s.ph, s.dw * (s.kw - 1) - s.pw
         if ph >= 0 and pw >= 0:
             turned = Shape(s.oh, s.ow, s.oc, s.h, s.w, s.c, s.kh, s.kw, 1, 1, ph, pw, s.dh, s.dw)
-            return convolve(kernels, dy, w, None, groups, turned, flipped=True)
+            return convolve(kernels, dy, w, None, groups, turned, flipped=True, low=step.low)
     parts = [
         torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[g], None, *how, [True, False, False])[0]
         for g, (i, j) in enumerate(groups)

@@ -35,12 +35,13 @@ def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Te
     return y
 
 
-def grouped_outer(dy: Tensor, x: Tensor, clients: Ranges, into: Into) -> None:
+def grouped_outer(step: Step, dy: Tensor, x: Tensor, clients: Ranges, into: Into) -> None:
     """For each client dyᵀ x over its rows."""
     kernels = usable(dy, x, into.rows)
     if kernels is not None:
-        outer_products(kernels, dy, x, into, clients)
+        outer_products(kernels, dy, x, into, clients, step.low)
         return
+    dy, x = lowered(step, dy), lowered(step, x)
     for (i, j), g in zip(clients, into.each(), strict=True):
         if dy.dtype == g.dtype:
             g.addmm_(dy[i:j].t(), x[i:j], beta=into.beta)
@@ -60,7 +61,7 @@ def row_sums(values: Tensor, clients: Ranges, into: Into) -> None:
 
 def lowered(step: Step, values: Tensor) -> Tensor:
     """The values in the precision that products are computed in."""
-    return values if step.low is None else values.to(step.low)
+    return values.bfloat16() if step.low else values
 
 
 def with_sums(gradient: Tensor, sums: Tensor) -> Tensor:
@@ -80,12 +81,11 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
-        ctx.step, ctx.slots, ctx.dtype = step, (weight, bias), x.dtype
-        x = lowered(step, x)
+        ctx.step, ctx.slots = step, (weight, bias)
         ctx.save_for_backward(x)
         groups = step.times(step.groups, len(x))
         w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
-        return grouped_linear(x, groups, w, b).to(ctx.dtype)
+        return grouped_linear(lowered(step, x), groups, w, b).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -93,13 +93,13 @@ class LinearFunction(torch.autograd.Function):
         dy = grads[0].contiguous()
         clients, groups = step.times(step.clients, len(x)), step.times(step.groups, len(x))
         if weight.offset is not None:
-            grouped_outer(lowered(step, dy), x, clients, weight.gradient(step))
+            grouped_outer(step, dy, x, clients, weight.gradient(step))
         if bias is not None and bias.offset is not None:
             row_sums(dy, clients, bias.gradient(step))
         dx = None
         if ctx.needs_input_grad[0]:
             w = lowered(step, weight.weights(step)).transpose(1, 2)
-            dx = grouped_linear(lowered(step, dy), groups, w, None).to(ctx.dtype)
+            dx = grouped_linear(lowered(step, dy), groups, w, None).to(x.dtype)
         return dx, None, None, None, None
 
 

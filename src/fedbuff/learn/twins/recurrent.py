@@ -14,7 +14,7 @@ from fedbuff.learn.kernels import (
     usable,
 )
 from fedbuff.learn.twins.dropout import dropout
-from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, row_sums
+from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, lowered, row_sums
 from fedbuff.learn.twins.step import Slot, Step, Twin
 
 
@@ -64,7 +64,7 @@ class RecurrentTwin(Twin):
         step, anchor = self.current.step, self.current.anchor
         from_input, weight = self.slots[f"weight_ih{suffix}"], self.slots[f"weight_hh{suffix}"]
         biases = [self.slots[name] for name in (f"bias_ih{suffix}", f"bias_hh{suffix}") if name in self.slots]
-        if self.kind == "LSTM" and self.hidden % 2 == 0 and step.low is None and usable(x) is not None:
+        if self.kind == "LSTM" and self.hidden % 2 == 0 and usable(x) is not None:
             h, c = _Lstm.apply(x, anchor, step, (from_input, weight), biases, backwards, time_first)  # type: ignore[no-untyped-call]
             return h, (h[:, 0 if backwards else -1], c)
         inputs = linear(x, self.current, from_input, biases[0] if biases else None)
@@ -115,7 +115,8 @@ def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
         time = h.shape[1]
-        grouped_outer(dy.flatten(0, 1), h.flatten(0, 1), [(a * time, b * time) for a, b in clients], weight.gradient(step))
+        times = [(a * time, b * time) for a, b in clients]
+        grouped_outer(step, dy.flatten(0, 1), h.flatten(0, 1), times, weight.gradient(step))
     bias_gradients(step, biases, dy)
 
 
@@ -139,7 +140,7 @@ class _Lstm(torch.autograd.Function):
         w_in, w = (slot.weights(step) for slot in weights)
         b = biases[0].weights(step) + biases[1].weights(step) if biases else None
         groups = step.times(step.groups, len(x))
-        h, gates, c, tanh_c = lstm(needed(), x, w_in, w, b, groups, backwards, time_first)
+        h, gates, c, tanh_c = lstm(needed(), x, w_in, w, b, groups, backwards, time_first, step.low)
         ctx.save_for_backward(x, gates, h, c, tanh_c)
         ctx.step, ctx.weights, ctx.biases, ctx.backwards, ctx.used_up = step, weights, biases, backwards, False
         return h, c[:, 0 if backwards else -1].clone()
@@ -155,16 +156,17 @@ class _Lstm(torch.autograd.Function):
         groups, clients = (step.times(ranges, len(gates)) for ranges in (step.groups, step.clients))
         dh = grads[0] if grads[0].stride(2) == 1 else grads[0].contiguous()
         dc = grads[1].clone(memory_format=torch.contiguous_format)
-        lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards)
+        lstm_back(needed(), gates, weight.weights(step), c, tanh_c, dh, dc, groups, ctx.backwards, step.low)
         dgates = gates  # as they are now
         for slot, seen, before in ((weight, h, True), (of_input, x, False)):
             if slot.offset is not None:
-                lstm_weights(needed(), dgates, seen, slot.gradient(step), clients, ctx.backwards, before)
+                lstm_weights(needed(), dgates, seen, slot.gradient(step), clients, ctx.backwards, before, step.low)
         bias_gradients(step, ctx.biases, dgates)
         dx = None
         if ctx.needs_input_grad[0]:
             flat, w_in = dgates.flatten(0, 1), of_input.weights(step).transpose(1, 2)
-            dx = grouped_linear(flat, step.times(step.groups, len(flat)), w_in, None).view(x.shape)
+            groups = step.times(step.groups, len(flat))
+            dx = grouped_linear(lowered(step, flat), groups, lowered(step, w_in), None).to(x.dtype).view(x.shape)
         return dx, None, None, None, None, None, None
 
 

@@ -27,7 +27,7 @@ class Step:
     draws: "Draws"  # random numbers, for dropout
     whose: Sequence[int]  # which of them are each client's
     rows: int
-    low: torch.dtype | None = None  # what products of linear layers and convolutions are computed in, if not as they are
+    low: bool = False  # products are of numbers rounded to bfloat16
     written: set[int] = field(default_factory=set)  # offsets of the parameters whose gradient was written
 
     def times(self, ranges: Ranges, rows: int) -> Ranges:
