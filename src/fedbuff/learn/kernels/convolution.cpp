@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "factors.h"
-#include "room.h"
 #include "tiles.h"
 
 struct Shape {
@@ -86,17 +85,6 @@ static void block_of_channels(const Shape& s, i64 c, const Factor* x, float* y, 
     }
 }
 
-// images as factors: each pixel's channels
-static const float* by_pixels(const float* x, i64, i64, Room<float>&) { return x; }
-static const Pair* by_pixels(const float* x, i64 pixels, i64 channels, Room<Pair>& room) {
-  const i64 c = factors_of<Pair>(channels);
-  Pair* to = room.make(pixels * c);
-  if (channels % 2 == 0) lower_row(x, pixels * channels, to);
-  else
-    for (i64 p = 0; p < pixels; p++) lower_row(x + p * channels, channels, to + p * c);
-  return to;
-}
-
 template <class Factor>
 static void convolved(const float* x, const float* weights, const float* bias, float* y, i64 groups, const i64* ends,
                       i64 weights_stride, i64 bias_stride, const Shape& s, bool flipped) {
@@ -123,7 +111,7 @@ static void convolved(const float* x, const float* weights, const float* bias, f
     }
     for (; row < ends[g]; row += std::min(together, ends[g] - row)) {
       const i64 images = std::min(together, ends[g] - row);
-      const Factor* xs = by_pixels(x + row * s.h * s.w * s.c, images * s.h * s.w, s.c, room);
+      const Factor* xs = as_factors(x + row * s.h * s.w * s.c, images * s.h * s.w, s.c, room);
       for (i64 first = 0, size; first < s.oc; first += size) {
         size = block_of(s.oc - first);
         const Factor* block = packed.data() + first * taps * pixel;

@@ -5,6 +5,9 @@
 
 #pragma once
 
+#include <type_traits>
+
+#include "room.h"
 #include "vectors.h"
 
 #ifdef __AVX512BF16__
@@ -85,4 +88,22 @@ static inline void lower_rows(const float* first, const float* second, i64 count
   }
 #endif
   for (; i < count; i++) to[i] = {lowered(first[i]), second ? lowered(second[i]) : std::uint16_t{0}};
+}
+
+// A matrix as factors of neighbours in its rows, or in its columns: [rows][factors of a row], [factors of a column][columns].
+static inline const float* as_factors(const float* x, i64, i64, Room<float>&) { return x; }
+static inline const Pair* as_factors(const float* x, i64 rows, i64 columns, Room<Pair>& room) {
+  const i64 depth = factors_of<Pair>(columns);
+  Pair* to = room.make(rows * depth);
+  if (columns % 2 == 0) lower_row(x, rows * columns, to);
+  else
+    for (i64 r = 0; r < rows; r++) lower_row(x + r * columns, columns, to + r * depth);
+  return to;
+}
+static inline const float* as_factors_of_columns(const float* x, i64, i64, Room<float>&) { return x; }
+static inline const Pair* as_factors_of_columns(const float* x, i64 rows, i64 columns, Room<Pair>& room) {
+  Pair* to = room.make(factors_of<Pair>(rows) * columns);
+  for (i64 r = 0; r < rows; r += 2)
+    lower_rows(x + r * columns, r + 1 < rows ? x + (r + 1) * columns : nullptr, columns, to + r / 2 * columns);
+  return to;
 }

@@ -7,33 +7,36 @@
 #include <vector>
 
 #include "factors.h"
-#include "room.h"
 #include "tiles.h"
 
 ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
 
-// Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][factor][columns
-// of the block]; w(i, o) is the i-th of k numbers of a column.
-template <class Factor, class Number> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 k, i64 columns, Number w) {
-  const i64 depth = factors_of<Factor>(k);
+// Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][depth][columns
+// of the block]; w(i, o) is the i-th factor of a column.
+template <class Factor, class W> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 depth, i64 columns, W w) {
   packed.resize(depth * filled(columns));
   for (i64 first = 0, size; first < columns; first += size) {
     size = block_of(filled(columns) - first);
     const i64 count = std::min(size, columns - first);
     Factor* to = &packed[first * depth];
     for (i64 i = 0; i < depth; i++, to += size) {
-      for (i64 o = 0; o < count; o++) to[o] = factor<Factor>(i, k, [=](i64 at) { return w(at, first + o); });
+      for (i64 o = 0; o < count; o++) to[o] = w(i, first + o);
       std::fill(to + count, to + size, Factor{});
     }
   }
 }
 // w [k][columns], for x w
 template <class Factor> static void pack(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
-  in_blocks(packed, k, columns, [=](i64 i, i64 o) { return w[i * columns + o]; });
+  Room<Factor> room;
+  const Factor* factors = as_factors_of_columns(w, k, columns, room);
+  in_blocks(packed, factors_of<Factor>(k), columns, [=](i64 i, i64 o) { return factors[i * columns + o]; });
 }
 // w [columns][k], for x wᵀ
 template <class Factor> static void pack_turned(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
-  in_blocks(packed, k, columns, [=](i64 i, i64 o) { return w[o * k + i]; });
+  Room<Factor> room;
+  const i64 depth = factors_of<Factor>(k);
+  const Factor* factors = as_factors(w, columns, k, room);
+  in_blocks(packed, depth, columns, [=](i64 i, i64 o) { return factors[o * depth + i]; });
 }
 
 // Rows of a matrix: one after another, or those whose numbers are listed; with a stride of 0 it is the same one every time.
