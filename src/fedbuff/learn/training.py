@@ -12,7 +12,7 @@ class Training:
 
     batched     trips together where the model allows it; if not, one at a time in the obvious loop
     device      where torch computes: "cpu", "cuda", "cuda:1" (other devices than the CPU are not tested)
-    precision   "bfloat16" computes products in it, where the machine can; weights and updates stay as they are
+    precision   "bfloat16" rounds the factors of products to it; sums, weights and updates stay as they are
     ahead_gib   memory for updates that wait for their server step, 1 GiB if not given. Trips of one version are trained
                 together if the updates of all trips in flight fit into it: large models at high concurrency are up to twice
                 as fast with more
