@@ -1,9 +1,10 @@
 """One measurement in a process of its own: `python -m fedbuff.bench.measure WORKLOAD WAY SHARE` prints a line of JSON.
 
-Ways: `ours` with N worker processes, and `bfloat16`, the same with products of it; `loop`, a hand-written loop over clients on one thread; `central`, training on the
-same examples without clients, two threads (the usual "limit"); `ray`; `at`-CONCURRENCY-CLIENTS, ours on one worker with so
-many trips in flight and so many clients; and `turns`, ours on one worker with and without each of its layers (differential
-privacy, secure aggregation), a few hundred trips of each in turn. All with the tuned allocator.
+Ways: `ours` with N worker processes, and `bfloat16`, the same with products of it; `loop`, a hand-written loop over clients
+on one thread; `central`, training on the same examples without clients, two threads (the usual "limit"); `ray`;
+`at`-CONCURRENCY-CLIENTS, ours on one worker with so many trips in flight and so many clients; and `turns`, ours on one
+worker with and without each of its layers (differential privacy, secure aggregation), a few hundred trips of each in turn.
+All with the tuned allocator.
 """
 
 import contextlib

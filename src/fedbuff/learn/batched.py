@@ -127,9 +127,7 @@ def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
 class Together:
     """Trains chunks of trips with one copy of the model, whose layers were replaced by twins."""
 
-    def __init__(
-        self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: bool = False
-    ) -> None:
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int, flat: Flat, device: torch.device, low: bool = False) -> None:
         self.task, self.sgd, self.seed, self.flat, self.device, self.low = task, sgd, seed, flat, device, low
         flat.buffers.reset()
         self.module, self.current = twin_of(flat, device)

@@ -147,7 +147,14 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def convolve(
-    kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges, shape: Shape, *, flipped: bool = False,
+    kernels: ctypes.CDLL,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    groups: Ranges,
+    shape: Shape,
+    *,
+    flipped: bool = False,
     low: bool = False,
 ) -> Tensor:
     """Each group's rows convolved with its own w [group, …] and b [group, …]; images are channels-last, as the result is."""
@@ -240,8 +247,9 @@ def lstm_back(
 
 
 def lstm_weights(
-    kernels: ctypes.CDLL, dgates: Tensor, x: Tensor, into: Into, clients: Ranges, backwards: bool, before: bool, low: bool = False
-) -> None:
+    kernels: ctypes.CDLL, dgates: Tensor, x: Tensor, into: Into, clients: Ranges, backwards: bool, before: bool,
+    low: bool = False,
+) -> None:  # fmt: skip
     """For each client the gradient of weights that saw x [rows, time, …], or with `before` what x was a step earlier."""
     time, four = dgates.shape[1:]
     kernels.lstm_weights(
