@@ -36,6 +36,7 @@ from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
 from fedbuff.presets import PRESETS
 from fedbuff.privacy.settings import Privacy
+from fedbuff.report.address import host_and_port
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
 from fedbuff.sim.secure import SecureAggregation
@@ -122,7 +123,8 @@ class Settings:
             agree(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None:
             self.check_deployable()
-            self.deploy.check_address()
+            if self.deploy.metrics:
+                host_and_port(self.deploy.metrics, "deploy.metrics")
             if self.deploy.max_norm is not None and self.secure_aggregation is not None:
                 raise ValueError(
                     f"deploy.max_norm={self.deploy.max_norm:g}: with secure aggregation nobody sees how long an update is, and "

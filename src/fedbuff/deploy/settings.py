@@ -69,12 +69,6 @@ class Deployment:
                 raise ValueError(f"gateways.{name} = {self.gateways[name]!r}: client {first} is behind {before} already")
             reach, before = max((reach, before), (last, name))
 
-    def check_address(self) -> None:
-        """Refuse an address that nobody can serve, before a server finds out."""
-        host, _, port = self.metrics.rpartition(":")
-        if self.metrics and (not host or not port.isdecimal() or int(port) > 65535):
-            raise ValueError(f"deploy.metrics {self.metrics}: expected HOST:PORT, e.g. 127.0.0.1:9464")
-
     def clients_of(self, gateway: str) -> tuple[tuple[int, int], ...]:
         return ranges(self.gateways[gateway])
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 from weakref import WeakSet
 
+from fedbuff.report.address import host_and_port
 from fedbuff.report.compare import COSTS
 from fedbuff.report.digest import digest
 from fedbuff.report.pages import View, runs_page, view
@@ -118,7 +119,7 @@ class _Server:
     def __init__(
         self, address: str, say: Callable[[str], None], called: str, files: Mapping[str, tuple[str, Callable[[], bytes]]]
     ) -> None:
-        host, port = _parsed(address, called)
+        host, port = host_and_port(address, called)
         self._files = files
         self.page, self._news, self.asked, self._told = b"", (0, b"{}"), time.monotonic(), 0
         self._newest: dict[str, Any] = {}
@@ -213,13 +214,6 @@ def _http(host: str, port: int, server: _Server) -> ThreadingHTTPServer:
             """A browser that went away is no error of ours."""
 
     return Http((host, port), Answers)
-
-
-def _parsed(address: str, called: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{called} {address}: expected HOST:PORT, e.g. 127.0.0.1:8080 or [::1]:0")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _loopback(host: str) -> bool:
