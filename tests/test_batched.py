@@ -1,5 +1,7 @@
 """Training many trips at once gives what training them one at a time does."""
 
+import inspect
+import pydoc
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -643,7 +645,7 @@ def test_the_norms_of_updates():
     assert norms(np.array([[3, 4], [0, 0]], np.float32)).tolist() == [5, 0]
 
 
-@pytest.mark.parametrize("name", ["shared norm", "lstm of two layers", "mlp with dropout"])
+@pytest.mark.parametrize("name", ["shared norm", "lstm of two layers", "gru", "mlp with dropout"])
 def test_bfloat16_is_near(name):
     task = task_of(*MODELS[name])
     flat, weights = initial_weights(task, 0)
@@ -654,11 +656,70 @@ def test_bfloat16_is_near(name):
     assert 1e-5 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1
 
 
+PRODUCTS = {  # what computes them, of whose arguments the last one is `low`
+    "two convs": ("convolution.convolve", "convolution.convolution_weights", "linear.outer_products", "linear.low_linear"),
+    "lstm of two layers": ("recurrent.lstm", "recurrent.lstm_back", "recurrent.lstm_weights", "linear.low_linear"),
+    "gru": ("linear.low_linear", "linear.outer_products"),
+}
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_every_product_of_a_run_in_bfloat16_is_of_bfloat16(monkeypatch, name, precision):
+    low, calls = precision == "bfloat16", []
+
+    def watched(place, function):
+        def call(*args, **kwargs):
+            told = inspect.signature(function).bind(*args, **kwargs).arguments
+            calls.append((place, told.get("low", place == "linear.low_linear")))
+            return function(*args, **kwargs)
+
+        return call
+
+    for place in PRODUCTS[name]:
+        path = f"fedbuff.learn.twins.{place}"
+        monkeypatch.setattr(path, watched(place, pydoc.locate(path)))
+    task = task_of(*MODELS[name])
+    flat, weights = initial_weights(task, 0)
+    train = batched(task, SGD, 0, flat, precision=precision)
+    calls.clear()
+    train([Job(0, 0, weights)])
+    assert {told for _, told in calls} == {low}
+    assert {place for place, _ in calls} == set(PRODUCTS[name]) - (set() if low else {"linear.low_linear"})
+
+
+def test_a_run_in_bfloat16_is_evaluated_in_float32():
+    task = task_of(*MODELS["two convs"])
+    ready = work.trainer(task, SGD, 3, Training(precision="bfloat16"))
+    assert ready.outputs == ready.trips.outputs, "not through the twins"
+    weights, (x, _) = ready.flat.weights(), task.splits["test"]
+    found, expected = (outputs(weights, torch.as_tensor(x)) for outputs in (ready.outputs, plain(ready.flat)))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler")
+def test_a_perceptron_that_is_trained_whole_is_float32_whoever_else_is_there():
+    clients = clients_of((6,))
+    x, y = clients[5]
+    strange = [*clients[:5], (x, np.full_like(y, -100))]  # not for the kernel, which then takes none of them
+    model = lambda: nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))  # noqa: E731
+    for some in (clients, strange):
+        task = task_of(model, some)
+        flat, weights = initial_weights(task, 0)
+        jobs = [Job(t, t, weights) for t in range(6)]
+        expected = one_at_a_time(task, SGD, 0, flat)(jobs)
+        found = batched(task, SGD, 0, flat, precision="bfloat16")(jobs)
+        assert np.abs(found[:5] - expected[:5]).max() < 1e-6
+
+
 def test_precisions_that_do_not_work_are_refused(monkeypatch):
     task = task_of(*MODELS["linear"])
     flat, _ = initial_weights(task, 0)
     with pytest.raises(ValueError, match="expected float32 or bfloat16, not 'float16'"):
         batched(task, SGD, 0, flat, precision="float16")
+    task = task_of(*MODELS["two convs"])
+    flat, _ = initial_weights(task, 0)
     monkeypatch.setattr("fedbuff.learn.batched._TRIAL", "import os; os.kill(os.getpid(), 4)")
     try_bfloat16.cache_clear()
     with pytest.raises(ValueError, match="killed by signal 4; use float32"):

@@ -261,6 +261,34 @@ def test_an_lstm_of_one_step_sees_its_inputs_as_bfloat16(features):
 
 
 @needs_compiler
+@settings(max_examples=30)
+@given(st.integers(1, 15).map(lambda n: 2 * n), st.integers(1, 5), st.integers(8, 40), st.booleans())
+def test_gradients_of_an_lstms_weights_are_of_bfloat16(hidden, time, features, backwards):
+    torch.manual_seed(hidden)
+    dgates, x, into = torch.randn(7, time, 4 * hidden), torch.randn(7, time, features), torch.zeros(3, 4 * hidden, features)
+    where = kernels.Into(into, kernels.numbers([0, 1, 2]), 0)
+    kernels.lstm_weights(COMPILED, dgates, x, where, RANGES, backwards, before=False, low=True)
+    a, b = rounded(True, dgates, x)
+    for g, (i, j) in enumerate(RANGES):
+        assert close(into[g], torch.einsum("rtg,rtf->gf", a[i:j], b[i:j]), 5e-6)
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(st.integers(1, 70), st.integers(1, 70), st.booleans(), st.booleans(), st.booleans())
+def test_linear_layers_of_bfloat16(inputs, outputs, transposed, bias, shared):
+    torch.manual_seed(inputs)
+    x, b = torch.randn(7, inputs), torch.randn(3, outputs) if bias else None
+    w = torch.randn(3, inputs, outputs).transpose(1, 2) if transposed else torch.randn(3, outputs, inputs)
+    if shared:
+        w = w[:1].expand(3, -1, -1)
+    found = kernels.low_linear(COMPILED, x, w, b, RANGES)
+    p, q = rounded(True, x, w)
+    for g, (i, j) in enumerate(RANGES):
+        assert close(found[i:j], p[i:j] @ q[g].t() + (0 if b is None else b[g]), 5e-6)
+
+
+@needs_compiler
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3.4e38])
 def test_what_is_not_finite_stays_so_in_bfloat16(value):
     """The largest float32 is nearer to infinity than to any bfloat16."""

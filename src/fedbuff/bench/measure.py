@@ -207,9 +207,7 @@ def main(name: str, way: str, share: str) -> None:
     count, few = round(workload.trips * float(share)), round(workload.trips * float(share) / 5)
     result: dict[str, Any] = {"data_mb": data}
     if way == "turns":
-        result["turns"] = turns(
-            workload, task, max(10, count // 12), {"ours": {}} | {layer: with_layer(layer) for layer in LAYERS}
-        )
+        result["turns"] = turns(workload, task, max(10, count // 12), {"ours": {}} | {layer: told(layer) for layer in LAYERS})
     elif way == "loop":
         result["trips_per_second"] = loop(workload, task, max(10, few))
     elif way == "central":
@@ -219,14 +217,14 @@ def main(name: str, way: str, share: str) -> None:
         result["trips_per_second"] = at(workload, task, count, concurrency, clients)
     else:
         engine, workers = way.split("-")
-        how = {"engine": "ray"} if engine == "ray" else with_layer(engine)
+        how = {"engine": "ray"} if engine == "ray" else told(engine)
         # all trips in flight have started at once, and go on ending in waves: fewer trips than two of these may flatter
         waves = min(2 * CONCURRENCY, workload.trips)
         result["trips_per_second"] = ours(workload, task, max(count, waves), int(workers), **how)
     print(json.dumps(result), flush=True)
 
 
-def with_layer(name: str) -> dict[str, Any]:
+def told(name: str) -> dict[str, Any]:
     """What `simulate` has to be told."""
     if name == "bfloat16":
         return {"training": Training(precision="bfloat16")}

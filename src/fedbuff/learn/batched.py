@@ -45,17 +45,18 @@ def batched(task: Task, sgd: LocalSGD, seed: int, flat: Flat, *, device: str = "
     """A function that trains the trips of a chunk together; each depends on (seed, client, trip) only, up to rounding.
 
     device      other ones than "cpu" go through plain torch operations; they are not tested here
-    precision   "bfloat16" rounds the factors of products to it, but a small perceptron's; everything else stays float32
+    precision   "bfloat16" rounds the factors of products to it, but for perceptrons that are trained whole
     """
     if reason := why_no_twin(flat.module):
         raise ValueError(f"the model can't be trained in batches of trips: {reason}; use one_at_a_time")
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision: expected float32 or bfloat16, not {precision!r}")
-    low = precision == "bfloat16"
-    if low and device == "cpu":
+    together = partial(Together, task, sgd, seed, flat, torch.device(device))
+    if device == "cpu" and (whole := small(task, sgd, seed, flat, together)) is not None:
+        return whole
+    if precision == "bfloat16" and device == "cpu":
         try_bfloat16()
-    together = Together(task, sgd, seed, flat, torch.device(device), low)
-    return (small(task, sgd, seed, flat, together) if device == "cpu" else None) or together
+    return together(low=precision == "bfloat16")
 
 
 # torch's products, and those of the kernels, whose path is given if there are any
@@ -64,9 +65,11 @@ import ctypes, sys, torch
 a = torch.ones(1, 8, 8, 8).bfloat16()
 torch.conv2d(a, a[:, :, :3, :3]), a[0, 0] @ a[0, 1]
 if sys.argv[1:]:
-    rows, sums, one, none = (ctypes.c_float * 64)(), (ctypes.c_float * 1024)(), (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)()
-    numbers = (ctypes.c_int64(n) for n in (1024, 32, 32, 0, 1))
-    ctypes.CDLL(sys.argv[1]).outer_products(rows, rows, sums, ctypes.c_int64(1), one, none, *numbers)
+    rows, sums = (ctypes.c_float * 64)(), (ctypes.c_float * 1024)()
+    ends, places = (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)(0)
+    stride, columns, beta, low = (ctypes.c_int64(n) for n in (1024, 32, 0, 1))
+    outer_products = ctypes.CDLL(sys.argv[1]).outer_products
+    outer_products(rows, rows, sums, ctypes.c_int64(1), ends, places, stride, columns, columns, beta, low)
 """
 
 
@@ -279,6 +282,7 @@ class Together:
             total = n if counted is None else torch.stack([part.sum() for part in torch.split(counted, sizes)])
             losses = each * (scale / total).repeat_interleave(n, output_size=len(label))
         losses.sum().backward()  # type: ignore[no-untyped-call]
+        del self.current.step  # as large as all of these updates
         for offset, size in self.parameters:
             if offset not in step.written:
                 step.gradient[list(step.places), offset : offset + size] = 0

@@ -6,7 +6,7 @@ between them, with cross entropy as the loss; everything else is for `batched.py
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -89,8 +89,8 @@ class Small:
         return found is not None and bool(self._kernels.train_trips(*found.arguments, self._hash, *self._network) < 0)
 
 
-def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) -> Small | None:
-    """A way to train chunks of trips of this task, if it is small enough; else None."""
+def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Callable[[], Train]) -> Small | None:
+    """A way to train chunks of trips of this task, if it is small enough; else None. `otherwise` makes another way."""
     layers = layers_of(flat.module)
     kernels = usable(flat.vector)
     expected = [p for layer in layers or () for p in (layer.weight, layer.bias) if p is not None]
@@ -100,4 +100,4 @@ def small(task: Task, sgd: LocalSGD, seed: int, flat: Flat, otherwise: Train) ->
         return None
     if [id(p) for p in expected] != [id(p) for p in flat.parameters.values()]:  # some are frozen, or tied
         return None
-    return Small(task, sgd, seed, flat, layers, kernels, otherwise)
+    return Small(task, sgd, seed, flat, layers, kernels, otherwise())

@@ -5,7 +5,7 @@ With `low`, the factors of products are rounded to bfloat16; what goes in and co
 Every function has a twin in plain torch that the tests compare it with.
 
 Without a compiler, or with FEDBUFF_KERNELS=off, `library()` is None and callers go through torch: slower, and equal up
-to rounding.
+to rounding (with bfloat16, to that of sums as well).
 """
 
 import contextlib
@@ -36,6 +36,7 @@ _FUNCTIONS = {
     "lstm_weights": "pppippiiiiiiiiii",
     "outer_products": "pppippiiiii",
     "client_sums": "ppippiii",
+    "low_linear": "ppppipiiiii",
     "seed_twisters": "ppi",
     "draw_masks": "pppipiid",
     "train_trips": "ipppppppiuippp->i",
@@ -265,6 +266,19 @@ def outer_products(kernels: ctypes.CDLL, a: Tensor, b: Tensor, into: Into, clien
         a.data_ptr(), b.data_ptr(), into.rows.data_ptr(), len(clients), ends(clients), into.places, into.rows.stride(0),
         a.shape[1], b.shape[1], into.beta, int(low),
     )  # fmt: skip
+
+
+def low_linear(kernels: ctypes.CDLL, x: Tensor, w: Tensor, b: Tensor | None, groups: Ranges) -> Tensor:
+    """Each group's rows of x times its own wᵀ, plus b, with products of bfloat16; w is [group, out, in], or such a view."""
+    x, turned = x.contiguous(), w.stride(2) == 1
+    if not turned and w.stride(1) != 1:
+        w, turned = w.contiguous(), True
+    y = room(len(x), w.shape[1])
+    kernels.low_linear(
+        x.data_ptr(), w.data_ptr(), None if b is None else b.data_ptr(), y.data_ptr(), len(groups), ends(groups), x.shape[1],
+        w.shape[1], w.stride(0), 0 if b is None else b.stride(0), int(turned),
+    )  # fmt: skip
+    return y
 
 
 def client_sums(kernels: ctypes.CDLL, values: Tensor, into: Into, clients: Ranges) -> None:

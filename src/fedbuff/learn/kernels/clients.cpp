@@ -17,7 +17,7 @@ static void outer_of_each(const float* a, const float* b, float* into, i64 clien
 // into[place of client][a columns][b columns] = β into + aᵀ b over the client's rows; with `low`, products are of bfloat16
 extern "C" void outer_products(const float* a, const float* b, float* into, i64 clients, const i64* ends, const i64* places,
                                i64 into_stride, i64 a_columns, i64 b_columns, i64 beta, i64 low) {
-  const auto each = low ? outer_of_each<Pair> : outer_of_each<float>;
+  const auto each = low ? outer_of_each<Two> : outer_of_each<float>;
   each(a, b, into, clients, ends, places, into_stride, a_columns, b_columns, beta);
 }
 

@@ -1,4 +1,5 @@
-// Convolutions of channels-last images, [row][y][x][channel]: eight channels are a vector, and nothing is ever shuffled.
+// Convolutions of channels-last images, [row][y][x][channel]: eight channels are a vector, and numbers of float32 are never
+// shuffled.
 //
 // Output pixels are sorted into classes that see the same taps of the kernel inside the image, so that padding costs
 // nothing, and computed P at a time: P × 8V sums stay in registers while the channels and taps pass by.
@@ -130,15 +131,15 @@ static void convolved(const float* x, const float* weights, const float* bias, f
 // With `low`, products are of bfloat16.
 extern "C" void convolve(const float* x, const float* weights, const float* bias, float* y, i64 groups, const i64* ends,
                          i64 weights_stride, i64 bias_stride, const Shape* shape, i64 flipped, i64 low) {
-  const auto convolve = low ? convolved<Pair> : convolved<float>;
+  const auto convolve = low ? convolved<Two> : convolved<float>;
   convolve(x, weights, bias, y, groups, ends, weights_stride, bias_stride, *shape, flipped);
 }
 
-// sums[C][V vectors] += Σ over a rectangle of output pixels of x[pixel seen][C] ⊗ dy[pixel][V vectors]; with pairs, of every
-// other one, as its neighbour comes with it
+// sums[C][V vectors] += Σ over a rectangle of output pixels of x[pixel seen][C] ⊗ dy[pixel][V vectors]; with two
+// factors at a time, of every other one, as its neighbour comes with it
 template <class T, int C, int V, class Factor>
 ALWAYS void outer(const Shape& s, const Factor* x, const Factor* dy, float* sums, i64 height, i64 width) {
-  constexpr i64 N = lanes<T>, each = std::is_same_v<Factor, Pair> ? 2 : 1;
+  constexpr i64 N = lanes<T>, each = std::is_same_v<Factor, Two> ? 2 : 1;
   T sum[C][V];
   UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) sum[c][v] = load<T>(sums + c * s.oc + N * v);
   const i64 x_step = each * s.sw * s.c, dy_step = each * s.oc;
@@ -157,11 +158,12 @@ ALWAYS void outer(const Shape& s, const Factor* x, const Factor* dy, float* sums
   UNROLL for (int c = 0; c < C; c++) UNROLL for (int v = 0; v < V; v++) store<T>(sums + c * s.oc + N * v, sum[c][v]);
 }
 
-// An image as factors: a pixel's channels, each with those of the pixel that is `apart` from it, in pairs. At the right edge
-// that is 0: so whatever it is multiplied with, where a rectangle of pixels has an odd width, one of the two factors is 0.
+// An image as factors: a pixel's channels, each with that of the pixel `apart` from it if two are taken at a time. Beyond the
+// right edge that is 0, so that a rectangle of odd width gets nothing from its neighbour on the right: one of the two factors
+// is 0 there (and the other finite, or the client's gradient is not).
 static const float* by_neighbours(const float* image, i64, i64, i64, i64, Room<float>&) { return image; }
-static const Pair* by_neighbours(const float* image, i64 height, i64 width, i64 channels, i64 apart, Room<Pair>& room) {
-  Pair* to = room.make(height * width * channels);
+static const Two* by_neighbours(const float* image, i64 height, i64 width, i64 channels, i64 apart, Room<Two>& room) {
+  Two* to = room.make(height * width * channels);
   const i64 both = std::max<i64>(0, width - apart) * channels, row = width * channels;
   for (i64 y = 0; y < height; y++, image += row, to += row) {
     lower_rows(image, image + apart * channels, both, to);
@@ -221,6 +223,6 @@ static void weights_gradient(const float* images, const float* gradients, float*
 // gradient[place of client] ← β gradient[…] + that of the client's rows, as [out][in][kh][kw] (output channels: a multiple of 8)
 extern "C" void convolution_weights(const float* x, const float* dy, float* gradient, i64 clients, const i64* ends,
                                     const i64* places, i64 gradient_stride, i64 beta, const Shape* shape, i64 low) {
-  const auto weights = low ? weights_gradient<Pair> : weights_gradient<float>;
+  const auto weights = low ? weights_gradient<Two> : weights_gradient<float>;
   weights(x, dy, gradient, clients, ends, places, gradient_stride, beta, *shape);
 }

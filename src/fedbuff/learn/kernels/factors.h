@@ -1,7 +1,7 @@
-// What products are made of: numbers of float32, or pairs of numbers rounded to bfloat16, of which a processor that knows
-// them multiplies and adds two at once. Sums are float32 in either case.
+// What products are made of: numbers of float32, or two at a time that are rounded to bfloat16, which a processor that knows
+// them multiplies and adds at once. Sums are float32 in either case.
 //
-// A pair is as wide as a float32: a product of pairs is the same loop, half as long.
+// Two of bfloat16 are as wide as a float32: their product is the same loop, half as long.
 
 #pragma once
 
@@ -14,14 +14,14 @@
 #include <immintrin.h>
 #endif
 
-struct Pair {
+struct Two {
   std::uint16_t first, second;
 };
 
 // how many factors `count` numbers make; a last one without another has 0 beside it
 template <class Factor> i64 factors_of(i64 count);
 template <> inline i64 factors_of<float>(i64 count) { return count; }
-template <> inline i64 factors_of<Pair>(i64 count) { return (count + 1) / 2; }
+template <> inline i64 factors_of<Two>(i64 count) { return (count + 1) / 2; }
 
 // to the nearest bfloat16, of two to the even one; NaN stays NaN
 ALWAYS std::uint16_t lowered(float number) {
@@ -39,13 +39,13 @@ template <class Factor, class At> ALWAYS Factor factor(i64 i, i64 count, At at) 
 
 // as vectors: some that lie side by side, or the same one everywhere
 template <class T> ALWAYS T load_factors(const float* p) { return load<T>(p); }
-template <class T> ALWAYS integers<T> load_factors(const Pair* p) {
+template <class T> ALWAYS integers<T> load_factors(const Two* p) {
   integers<T> v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
 template <class T> ALWAYS T all_factors(float x) { return all<T>(x); }
-template <class T> ALWAYS integers<T> all_factors(Pair x) {
+template <class T> ALWAYS integers<T> all_factors(Two x) {
   std::int32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return integers<T>{} + bits;
@@ -62,8 +62,8 @@ template <class T> ALWAYS T plus_product(T sum, integers<T> a, integers<T> b) {
 #endif
 }
 
-// A row of numbers as pairs of neighbours.
-static inline void lower_row(const float* row, i64 count, Pair* to) {
+// A row of numbers, each with its neighbour.
+static inline void lower_row(const float* row, i64 count, Two* to) {
   i64 i = 0;
 #ifdef __AVX512BF16__
   for (; i + 32 <= count; i += 32) {
@@ -71,11 +71,11 @@ static inline void lower_row(const float* row, i64 count, Pair* to) {
     std::memcpy(to + i / 2, &both, sizeof both);
   }
 #endif
-  for (; i < count; i += 2) to[i / 2] = factor<Pair>(i / 2, count, [=](i64 k) { return row[k]; });
+  for (; i < count; i += 2) to[i / 2] = factor<Two>(i / 2, count, [=](i64 k) { return row[k]; });
 }
 
-// Two rows as pairs of numbers that stand one above the other; no second row is zeros.
-static inline void lower_rows(const float* first, const float* second, i64 count, Pair* to) {
+// Two rows, each number with the one below it; no second row is zeros.
+static inline void lower_rows(const float* first, const float* second, i64 count, Two* to) {
   i64 i = 0;
 #ifdef __AVX512BF16__
   alignas(64) static constexpr std::int16_t in_turn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -92,17 +92,17 @@ static inline void lower_rows(const float* first, const float* second, i64 count
 
 // A matrix as factors of neighbours in its rows, or in its columns: [rows][factors of a row], [factors of a column][columns].
 static inline const float* as_factors(const float* x, i64, i64, Room<float>&) { return x; }
-static inline const Pair* as_factors(const float* x, i64 rows, i64 columns, Room<Pair>& room) {
-  const i64 depth = factors_of<Pair>(columns);
-  Pair* to = room.make(rows * depth);
+static inline const Two* as_factors(const float* x, i64 rows, i64 columns, Room<Two>& room) {
+  const i64 depth = factors_of<Two>(columns);
+  Two* to = room.make(rows * depth);
   if (columns % 2 == 0) lower_row(x, rows * columns, to);
   else
     for (i64 r = 0; r < rows; r++) lower_row(x + r * columns, columns, to + r * depth);
   return to;
 }
 static inline const float* as_factors_of_columns(const float* x, i64, i64, Room<float>&) { return x; }
-static inline const Pair* as_factors_of_columns(const float* x, i64 rows, i64 columns, Room<Pair>& room) {
-  Pair* to = room.make(factors_of<Pair>(rows) * columns);
+static inline const Two* as_factors_of_columns(const float* x, i64 rows, i64 columns, Room<Two>& room) {
+  Two* to = room.make(factors_of<Two>(rows) * columns);
   for (i64 r = 0; r < rows; r += 2)
     lower_rows(x + r * columns, r + 1 < rows ? x + (r + 1) * columns : nullptr, columns, to + r / 2 * columns);
   return to;

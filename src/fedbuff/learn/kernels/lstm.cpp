@@ -23,7 +23,7 @@ static void groups_there(const Lstm& l, const float* x, const float* w_in, float
 extern "C" void lstm(const float* x, const float* w_in, float* gates, const float* w, const float* bias, float* h, float* c,
                      float* tanh_c, i64 groups, const i64* ends, i64 w_in_stride, i64 w_stride, i64 bias_stride, i64 time,
                      i64 features, i64 hidden, i64 backwards, i64 h_row, i64 h_time, i64 low) {
-  const auto there = low ? groups_there<Pair> : groups_there<float>;
+  const auto there = low ? groups_there<Two> : groups_there<float>;
   there({time, features, hidden, backwards != 0}, x, w_in, gates, w, bias, {h, h_row, h_time}, c, tanh_c, groups, ends,
         w_in_stride, w_stride, bias_stride);
 }
@@ -43,7 +43,7 @@ static void groups_back(const Lstm& l, float* gates, const float* w, const float
 extern "C" void lstm_back(float* gates, const float* w, const float* c, const float* tanh_c, const float* dh, float* dc,
                           i64 groups, const i64* ends, i64 w_stride, i64 time, i64 hidden, i64 backwards, i64 dh_row,
                           i64 dh_time, i64 low) {
-  const auto back = low ? groups_back<Pair> : groups_back<float>;
+  const auto back = low ? groups_back<Two> : groups_back<float>;
   back({time, 0, hidden, backwards != 0}, gates, w, c, tanh_c, {dh, dh_row, dh_time}, dc, groups, ends, w_stride);
 }
 
@@ -62,7 +62,7 @@ static void clients_weights(const Lstm& l, const float* dgates, Steps<const floa
 extern "C" void lstm_weights(const float* dgates, const float* x, float* into, i64 clients, const i64* ends, const i64* places,
                              i64 into_stride, i64 beta, i64 time, i64 features, i64 hidden, i64 backwards, i64 before,
                              i64 x_row, i64 x_time, i64 low) {
-  const auto weights = low ? clients_weights<Pair> : clients_weights<float>;
+  const auto weights = low ? clients_weights<Two> : clients_weights<float>;
   weights({time, features, hidden, backwards != 0}, dgates, {x, x_row, x_time}, before != 0, into, clients, ends, places,
           into_stride, beta);
 }

@@ -13,7 +13,7 @@ ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
 
 // Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][depth][columns
 // of the block]; w(i, o) is the i-th factor of a column.
-template <class Factor, class W> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 depth, i64 columns, W w) {
+template <class Factor, class At> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 depth, i64 columns, At w) {
   packed.resize(depth * filled(columns));
   for (i64 first = 0, size; first < columns; first += size) {
     size = block_of(filled(columns) - first);
@@ -95,12 +95,12 @@ static void multiply(const float* const* a, i64 rows, i64 k, const Factor* packe
                      i64 columns) {
   const i64 depth = factors_of<Factor>(k);
   const Factor* const* factors;
-  Room<Pair> low;
-  std::vector<const Pair*> lows;
+  Room<Two> low;
+  std::vector<const Two*> lows;
   if constexpr (std::is_same_v<Factor, float>) {
     factors = a;
   } else {
-    Pair* to = low.make(rows * depth);
+    Two* to = low.make(rows * depth);
     for (i64 r = 0; r < rows; r++, to += depth) lower_row(a[r], k, to), lows.push_back(to);
     factors = lows.data();
   }
@@ -152,20 +152,20 @@ template <class Factor> struct Apart {
   }
 };
 
-// rows of a and b as they are, or two at a time as pairs
+// rows of a and b as they are, or two of them at a time
 template <class Factor> struct Lowered;
 template <> struct Lowered<float> {
   template <class Each> Each operator()(Each each, i64, i64) { return each; }
 };
-template <> struct Lowered<Pair> {
-  Room<Pair> a, b;
+template <> struct Lowered<Two> {
+  Room<Two> a, b;
   std::vector<std::pair<const float*, const float*>> found;
-  template <class Each> Apart<Pair> operator()(Each each, i64 a_columns, i64 b_columns) {
+  template <class Each> Apart<Two> operator()(Each each, i64 a_columns, i64 b_columns) {
     found.clear();
     each([&](const float* p, const float* q) { found.emplace_back(p, q); });
-    const i64 rows = static_cast<i64>(found.size()), half = factors_of<Pair>(rows);
+    const i64 rows = static_cast<i64>(found.size()), half = factors_of<Two>(rows);
     found.emplace_back(nullptr, nullptr);
-    Pair *a_to = a.make(half * a_columns), *b_to = b.make(half * b_columns);
+    Two *a_to = a.make(half * a_columns), *b_to = b.make(half * b_columns);
     for (i64 r = 0; r < half; r++) {
       const auto [p, q] = found[2 * r];
       const auto [p_next, q_next] = found[2 * r + 1];
@@ -181,10 +181,9 @@ template <class Factor> struct Scratch {
   std::vector<float> sum;
 };
 
-// c[k][columns] = β c + aᵀ b over pairs of rows, for any number of columns
+// c[k][columns] = β c + aᵀ b over pairs of rows, for any number of columns; where these are few, nothing is rounded
 template <class Factor, class Each>
 static void outer_product(Each rows, i64 k, i64 columns, float* c, i64 beta, Scratch<Factor>& scratch) {
-  const auto each = scratch.lowered(rows, k, columns);
   float* to = c;
   if (beta) {
     scratch.sum.resize(k * columns);
@@ -197,7 +196,7 @@ static void outer_product(Each rows, i64 k, i64 columns, float* c, i64 beta, Scr
         rows([&](const float* a, const float* b) { sum += a[i] * b[o]; });
         to[i * columns + o] = sum;
       }
-  else transposed_times(each, k, to, columns, columns);
+  else transposed_times(scratch.lowered(rows, k, columns), k, to, columns, columns);
   if (beta)
     for (i64 i = 0; i < k * columns; i++) c[i] += to[i];
 }

@@ -298,6 +298,6 @@ extern "C" i64 train_words(i64 trips, const Client<i64>* table, const i64* where
   const auto with = [&](auto train) {
     train(trips, table, where, clients, numbers, starts, into, updates, stride, hash, dropout_hash, *words, *sgd);
   };
-  low ? with(train<Pair>) : with(train<float>);
+  low ? with(train<Two>) : with(train<float>);
   return -1;
 }

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedbuff.learn.kernels import (
     Into,
     client_sums,
+    low_linear,
     outer_products,
     usable,
 )
@@ -21,8 +22,13 @@ def same_length(ranges: Ranges) -> int:
     return n if all(b - a == n for a, b in ranges) else 0
 
 
-def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None) -> Tensor:
+def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None, low: bool) -> Tensor:
     """Linear, x wᵀ + b, where the rows of each group have their own w [groups, out, in] and b [groups, out]."""
+    if low:
+        kernels = usable(x, w)
+        if kernels is not None:
+            return low_linear(kernels, x, w, b, groups)
+        return grouped_linear(x.bfloat16(), groups, w.bfloat16(), None if b is None else b.bfloat16(), False).to(x.dtype)
     if len(groups) == 1:
         return F.linear(x, w[0], None if b is None else b[0])
     y = x.new_empty(len(x), w.shape[1])
@@ -84,8 +90,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.step, ctx.slots = step, (weight, bias)
         ctx.save_for_backward(x)
         groups = step.times(step.groups, len(x))
-        w, b = lowered(step, weight.weights(step)), None if bias is None else lowered(step, bias.weights(step))
-        return grouped_linear(lowered(step, x), groups, w, b).to(x.dtype)
+        return grouped_linear(x, groups, weight.weights(step), None if bias is None else bias.weights(step), step.low)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -98,8 +103,7 @@ class LinearFunction(torch.autograd.Function):
             row_sums(dy, clients, bias.gradient(step))
         dx = None
         if ctx.needs_input_grad[0]:
-            w = lowered(step, weight.weights(step)).transpose(1, 2)
-            dx = grouped_linear(lowered(step, dy), groups, w, None).to(x.dtype)
+            dx = grouped_linear(dy, groups, weight.weights(step).transpose(1, 2), None, step.low)
         return dx, None, None, None, None
 
 

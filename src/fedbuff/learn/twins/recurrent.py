@@ -14,7 +14,7 @@ from fedbuff.learn.kernels import (
     usable,
 )
 from fedbuff.learn.twins.dropout import dropout
-from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, lowered, row_sums
+from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, row_sums
 from fedbuff.learn.twins.step import Slot, Step, Twin
 
 
@@ -94,7 +94,7 @@ class _Recurrent(torch.autograd.Function):
         tape.steps += 1
         ctx.save_for_backward(h)
         b = tape.biases[0].weights(step) if tape.biases else None
-        return grouped_linear(h.contiguous(), step.times(step.groups, len(h)), tape.weight.weights(step), b)
+        return grouped_linear(h.contiguous(), step.times(step.groups, len(h)), tape.weight.weights(step), b, step.low)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -107,7 +107,8 @@ class _Recurrent(torch.autograd.Function):
             tape.seen.clear()
             recurrent_gradients(step, tape.weight, tape.biases, dys, hs)
             return None, None, None, None
-        return grouped_linear(dy, groups, tape.weight.weights(step).transpose(1, 2), None), None, None, None
+        w = tape.weight.weights(step).transpose(1, 2)
+        return grouped_linear(dy, groups, w, None, step.low), None, None, None
 
 
 def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor, h: Tensor) -> None:
@@ -165,8 +166,7 @@ class _Lstm(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             flat, w_in = dgates.flatten(0, 1), of_input.weights(step).transpose(1, 2)
-            groups = step.times(step.groups, len(flat))
-            dx = grouped_linear(lowered(step, flat), groups, lowered(step, w_in), None).to(x.dtype).view(x.shape)
+            dx = grouped_linear(flat, step.times(step.groups, len(flat)), w_in, None, step.low).view(x.shape)
         return dx, None, None, None, None, None, None
 
 
