@@ -33,7 +33,7 @@ from fedbuff.learn.task import Task
 from fedbuff.learn.twins import twin_of, why_no_twin
 from fedbuff.learn.twins.convolution import ConvTwin
 from fedbuff.learn.twins.dropout import Draws
-from fedbuff.learn.twins.step import Step
+from fedbuff.learn.twins.step import LocalStep
 from fedbuff.learn.words import whole_trips
 
 Rows = Tensor | NDArray[Any]  # examples, or their labels
@@ -168,13 +168,13 @@ class Together:
             else []
         )
         for part in split(by_version, [len(plan[0]) for plan in plans], kind):
-            trips = Trips([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
+            batch = Batch([jobs[i] for i in part], [examples[i] for i in part], [plans[i] for i in part])
             places = [rows[i] for i in part]
-            if mine and self.at_once(trips):
-                self.together(trips, torch.from_numpy(updates), places)
+            if mine and self.at_once(batch):
+                self.together(batch, torch.from_numpy(updates), places)
             else:
                 found = torch.empty(len(part), len(self.flat.vector), dtype=self.flat.vector.dtype, device=self.device)
-                self.together(trips, found, range(len(part)))
+                self.together(batch, found, range(len(part)))
                 updates[places] = found.cpu().numpy()
 
     def outputs(self, weights: Vector, x: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Together:
     def look_at(self, w: Tensor, x: Tensor) -> Tensor:
         self.buffers.reset()
         everyone = [(0, len(x))]
-        self.current.step = Step(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x))
+        self.current.step = LocalStep(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x))
         return self.module(x)  # type: ignore[no-any-return]
 
     def takes_channels_last(self) -> bool:
@@ -221,26 +221,26 @@ class Together:
         both = torch.cat(parts).detach() if isinstance(parts[0], Tensor) else torch.from_numpy(np.concatenate(parts))  # type: ignore[arg-type]
         return cast(both, like=self.flat.vector).to(self.device)
 
-    def at_once(self, trips: "Trips") -> bool:
+    def at_once(self, batch: "Batch") -> bool:
         """Whether these trips' updates are gradients, so that these can be written to where updates belong."""
-        return not self.sgd.momentum and not self.sgd.weight_decay and all(len(plan) == 1 for plan in trips.plans)
+        return not self.sgd.momentum and not self.sgd.weight_decay and all(len(plan) == 1 for plan in batch.plans)
 
-    def together(self, trips: "Trips", update: Tensor, places: Sequence[int]) -> None:
+    def together(self, batch: "Batch", update: Tensor, places: Sequence[int]) -> None:
         """Δ for trips sorted by version: into these rows of `update`, which must be all it has unless `at_once`."""
-        sgd, count = self.sgd, len(trips.jobs)
-        versions, version_of, groups = trips.versions()
+        sgd, count = self.sgd, len(batch.jobs)
+        versions, version_of, groups = batch.versions()
         w = torch.from_numpy(np.stack(versions)).to(self.device)
         of = torch.tensor(version_of, device=self.device)
-        seeds = dropout_seeds(self.seed, [job.client for job in trips.jobs], [job.trip for job in trips.jobs])
+        seeds = dropout_seeds(self.seed, [job.client for job in batch.jobs], [job.trip for job in batch.jobs])
         draws = Draws(seeds, self.device)
         self.buffers.reset()
         # without momentum the learning rate goes into the loss, and gradients are steps already
         folded = not sgd.momentum
         velocity = w.new_zeros(0)
-        for q in range(max(len(plan) for plan in trips.plans)):
-            active = [j for j in range(count) if q < len(trips.plans[j])]
+        for q in range(max(len(plan) for plan in batch.plans)):
+            active = [j for j in range(count) if q < len(batch.plans[j])]
             which = torch.tensor(active, device=self.device)
-            sizes = [len(trips.plans[j][q]) for j in active]
+            sizes = [len(batch.plans[j][q]) for j in active]
             lr = torch.tensor(
                 [sgd.lr * n / sgd.batch_size if sgd.lr_norm else sgd.lr for n in sizes], device=self.device, dtype=w.dtype
             )
@@ -253,8 +253,8 @@ class Together:
             else:
                 y, shared = w[of[which]] - update[which], clients
                 gradient, where = torch.empty_like(y), numbers(range(len(active)))
-            step = Step(clients, shared, y, gradient, where, draws, active, ends[-1], self.low)
-            x, label = (self.joined(parts) for parts in trips.rows(active, q))
+            step = LocalStep(clients, shared, y, gradient, where, draws, active, ends[-1], self.low)
+            x, label = (self.joined(parts) for parts in batch.rows(active, q))
             self.gradients(step, x, label, scale, sizes)
             if sgd.weight_decay:
                 gradient.add_((y[of] if q == 0 else y) * scale[:, None], alpha=sgd.weight_decay)
@@ -269,7 +269,7 @@ class Together:
             if q > 0:
                 update.index_add_(0, which, gradient)
 
-    def gradients(self, step: Step, x: Tensor, label: Tensor, scale: Tensor, sizes: list[int]) -> None:
+    def gradients(self, step: LocalStep, x: Tensor, label: Tensor, scale: Tensor, sizes: list[int]) -> None:
         """Fill the step's gradient with that of each client's mean loss, times its scale."""
         self.current.step = step
         n, output = torch.tensor(sizes, device=self.device), self.module(x)
@@ -288,7 +288,7 @@ class Together:
                 step.gradient[list(step.places), offset : offset + size] = 0
 
 
-class Trips:
+class Batch:
     """Some jobs, sorted by version, with their examples and the plan of their local steps."""
 
     def __init__(self, jobs: list[Job], examples: list[tuple[Rows, Rows]], plans: list[list[Indices]]) -> None:

@@ -1,6 +1,6 @@
 """Layers that train many clients at once: each group of rows sees its own weights, each client gets its own gradient.
 
-A batch here is the rows of many clients, one after another and without padding. `Step` says which rows form a *group*
+A batch here is the rows of many clients, one after another and without padding. `LocalStep` says which rows form a *group*
 (rows that see the same weights: all clients of a version in their first local step, one client in later ones) and
 which belong to a *client*. A *twin* stands in for a layer that holds parameters: forward, it applies to every group
 the group's weights; backward, it hands on the gradient of its input as usual, and writes the gradients of its weights,

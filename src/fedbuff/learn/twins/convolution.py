@@ -14,7 +14,7 @@ from fedbuff.learn.kernels import (
     usable,
 )
 from fedbuff.learn.twins.linear import counted, lowered, row_sums
-from fedbuff.learn.twins.step import Slot, Step, Twin
+from fedbuff.learn.twins.step import LocalStep, Slot, Twin
 
 Conv = tuple[list[int], list[int], list[int], bool, list[int], int]  # stride, padding, dilation, False, zeros, groups
 
@@ -22,7 +22,7 @@ Conv = tuple[list[int], list[int], list[int], bool, list[int], int]  # stride, p
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, how: Conv, keep_layout: bool
+        ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weight: Slot, bias: Slot | None, how: Conv, keep_layout: bool
     ) -> Tensor:
         ctx.step, ctx.slots, ctx.how = step, (weight, bias), how
         w, b = weight.weights(step), None if bias is None else bias.weights(step)
@@ -63,7 +63,7 @@ class _Conv(torch.autograd.Function):
         return dx, None, None, None, None, None, None
 
 
-def input_gradient(ctx: Any, dy: Tensor, x: Tensor, w: Tensor, step: Step) -> Tensor:
+def input_gradient(ctx: Any, dy: Tensor, x: Tensor, w: Tensor, step: LocalStep) -> Tensor:
     """What a convolution hands on to its input: again a convolution, if it went over the image pixel by pixel."""
     groups, how = step.times(step.groups, len(x)), ctx.how
     kernels = kernels_for(x, w, how)

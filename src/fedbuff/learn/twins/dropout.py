@@ -10,7 +10,7 @@ from fedbuff.learn.kernels import (
     library,
     twisters_agree,
 )
-from fedbuff.learn.twins.step import Current, Ranges, Step
+from fedbuff.learn.twins.step import Current, LocalStep, Ranges
 
 
 class Draws:
@@ -37,7 +37,7 @@ class Draws:
         return mask.div_(keep)
 
 
-def dropout(x: Tensor, p: float, step: Step, time_first: bool = False) -> Tensor:
+def dropout(x: Tensor, p: float, step: LocalStep, time_first: bool = False) -> Tensor:
     """What torch's dropout does to [rows, …]; with `time_first`, to [rows, time, …] as if it were [time, rows, …]."""
     if p == 1:
         return x * 0.0

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedbuff.learn.twins.step import Slot, Step, Twin
+from fedbuff.learn.twins.step import LocalStep, Slot, Twin
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, padding: int | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weight: Slot, padding: int | None) -> Tensor:
         ctx.step, ctx.slot, ctx.padding = step, weight, padding
         ctx.save_for_backward(x)
         w = weight.weights(step)

@@ -13,7 +13,7 @@ from fedbuff.learn.kernels import (
     outer_products,
     usable,
 )
-from fedbuff.learn.twins.step import Current, Ranges, Slot, Step, Twin
+from fedbuff.learn.twins.step import Current, LocalStep, Ranges, Slot, Twin
 
 
 def same_length(ranges: Ranges) -> int:
@@ -41,7 +41,7 @@ def grouped_linear(x: Tensor, groups: Ranges, w: Tensor, b: Tensor | None, low: 
     return y
 
 
-def grouped_outer(step: Step, dy: Tensor, x: Tensor, clients: Ranges, into: Into) -> None:
+def grouped_outer(step: LocalStep, dy: Tensor, x: Tensor, clients: Ranges, into: Into) -> None:
     """For each client dyᵀ x over its rows."""
     kernels = usable(dy, x, into.rows)
     if kernels is not None:
@@ -65,7 +65,7 @@ def row_sums(values: Tensor, clients: Ranges, into: Into) -> None:
         _ = g.add_(values[i:j].sum(0)) if into.beta else torch.sum(values[i:j], 0, out=g)
 
 
-def lowered(step: Step, values: Tensor) -> Tensor:
+def lowered(step: LocalStep, values: Tensor) -> Tensor:
     """The values in the precision that products are computed in."""
     return values.bfloat16() if step.low else values
 
@@ -86,7 +86,7 @@ class LinearFunction(torch.autograd.Function):
     """On rows [n, features]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weight: Slot, bias: Slot | None) -> Tensor:
         ctx.step, ctx.slots = step, (weight, bias)
         ctx.save_for_backward(x)
         groups = step.times(step.groups, len(x))

@@ -16,7 +16,7 @@ from fedbuff.learn.kernels import (
     usable,
 )
 from fedbuff.learn.twins.linear import row_sums, with_sums
-from fedbuff.learn.twins.step import Current, Slot, Step, Twin
+from fedbuff.learn.twins.step import Current, LocalStep, Slot, Twin
 
 
 class _Affine(torch.autograd.Function):
@@ -24,7 +24,7 @@ class _Affine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot, bias: Slot | None, view: tuple[int, ...]
+        ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weight: Slot, bias: Slot | None, view: tuple[int, ...]
     ) -> Tensor:
         ctx.step, ctx.slots, ctx.view = step, (weight, bias), view
         ctx.save_for_backward(x)
@@ -93,7 +93,7 @@ class _NormPool(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weight: Slot | None, bias: Slot | None, norm: Norm, pool: int
+        ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weight: Slot | None, bias: Slot | None, norm: Norm, pool: int
     ) -> Tensor:
         x = channels_last(x)
         gamma, beta = (None if slot is None else slot.weights(step) for slot in (weight, bias))

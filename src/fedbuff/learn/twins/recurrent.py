@@ -15,7 +15,7 @@ from fedbuff.learn.kernels import (
 )
 from fedbuff.learn.twins.dropout import dropout
 from fedbuff.learn.twins.linear import grouped_linear, grouped_outer, linear, row_sums
-from fedbuff.learn.twins.step import Slot, Step, Twin
+from fedbuff.learn.twins.step import LocalStep, Slot, Twin
 
 
 class RecurrentTwin(Twin):
@@ -89,7 +89,7 @@ class Tape:
 
 class _Recurrent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, anchor: Tensor, step: Step, tape: Tape) -> Tensor:
+    def forward(ctx: Any, h: Tensor, anchor: Tensor, step: LocalStep, tape: Tape) -> Tensor:
         ctx.step, ctx.tape, ctx.first = step, tape, tape.steps == 0
         tape.steps += 1
         ctx.save_for_backward(h)
@@ -111,7 +111,7 @@ class _Recurrent(torch.autograd.Function):
         return grouped_linear(dy, groups, w, None, step.low), None, None, None
 
 
-def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor, h: Tensor) -> None:
+def recurrent_gradients(step: LocalStep, weight: Slot, biases: list[Slot], dy: Tensor, h: Tensor) -> None:
     """Gradients of W_hh and of biases from those of its outputs and the states it saw, both [rows, time, …]."""
     clients = step.times(step.clients, len(h))
     if weight.offset is not None:
@@ -121,7 +121,7 @@ def recurrent_gradients(step: Step, weight: Slot, biases: list[Slot], dy: Tensor
     bias_gradients(step, biases, dy)
 
 
-def bias_gradients(step: Step, biases: list[Slot], dy: Tensor) -> None:
+def bias_gradients(step: LocalStep, biases: list[Slot], dy: Tensor) -> None:
     trained = [bias for bias in biases if bias.offset is not None]
     if trained:
         sums, clients = dy.sum(1), step.times(step.clients, len(dy))
@@ -134,7 +134,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, step: Step, weights: tuple[Slot, Slot], biases: list[Slot], backwards: bool,
+        ctx: Any, x: Tensor, anchor: Tensor, step: LocalStep, weights: tuple[Slot, Slot], biases: list[Slot], backwards: bool,
         time_first: bool,
     ) -> Any:  # fmt: skip
         x = x.contiguous()

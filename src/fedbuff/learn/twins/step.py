@@ -16,7 +16,7 @@ Ranges = list[tuple[int, int]]
 
 
 @dataclass
-class Step:
+class LocalStep:
     """One local step of several clients: whose rows are where, the weights they see, and room for their gradients."""
 
     clients: Ranges
@@ -47,13 +47,13 @@ class Slot:
         self.offset, self.shape, self.frozen = offset, parameter.shape, parameter.detach().contiguous()
         self.size = parameter.numel()
 
-    def weights(self, step: Step) -> Tensor:
+    def weights(self, step: LocalStep) -> Tensor:
         """[groups, *shape]: what each group sees."""
         if self.offset is None:
             return self.frozen.expand(len(step.groups), *self.shape)
         return step.weights[:, self.offset : self.offset + self.size].view(-1, *self.shape)
 
-    def gradient(self, step: Step) -> Into:
+    def gradient(self, step: LocalStep) -> Into:
         """Where to write the gradients of clients; the second to do so adds."""
         assert self.offset is not None
         beta = int(self.offset in step.written)
@@ -64,7 +64,7 @@ class Slot:
 class Current:
     """The step that the twins of a model work on."""
 
-    step: Step
+    step: LocalStep
 
     def __init__(self) -> None:
         # outputs of twins must require a gradient though no input does: this one is never looked at
