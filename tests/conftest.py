@@ -1,9 +1,11 @@
 """What several tests share: a small task, and the command line as a real process."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 import fedbuff as fb
+
+Done = subprocess.CompletedProcess[str]
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
@@ -71,12 +75,35 @@ def run_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def fedbuff(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line in a process of its own, in a folder of its own."""
+@pytest.fixture(scope="session")
+def ready() -> Iterator[Callable[[Path, Sequence[object]], Done]]:
+    """Commands as forks of a process that has imported everything."""
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "ready.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-    def run(*arguments: object, code: int = 0, **popen: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(command(arguments), capture_output=True, text=True, cwd=tmp_path, timeout=300, **popen)  # type: ignore[call-overload]
+        def run(folder: Path, arguments: Sequence[object]) -> Done:
+            with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+                asked = {"folder": str(folder), "environment": dict(os.environ), "out": out.name, "err": err.name}
+                print(json.dumps({**asked, "arguments": [*map(str, arguments)]}), file=process.stdin, flush=True)
+                code = int(process.stdout.readline())
+                return subprocess.CompletedProcess(command(arguments), code, out.read(), err.read())
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.fixture
+def fedbuff(tmp_path: Path, ready: Callable[..., Done]) -> Callable[..., Done]:
+    """Run the command line in a process of its own, in a folder of its own; a new one if `Popen` has to be told anything."""
+
+    def run(*arguments: object, code: int = 0, **popen: object) -> Done:
+        if popen:
+            done = subprocess.run(command(arguments), capture_output=True, text=True, cwd=tmp_path, timeout=300, **popen)  # type: ignore[call-overload]
+        else:
+            done = ready(tmp_path, arguments)
         assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
         return done
 
