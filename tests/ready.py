@@ -29,9 +29,10 @@ def become(asked: dict) -> None:
     sys.argv = ["fedbuff", *asked["arguments"]]
 
 
-gc.freeze()
-for line in sys.stdin:
-    if (child := os.fork()) == 0:
-        become(json.loads(line))
-        sys.exit(main())
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+if __name__ == "__main__":
+    gc.freeze()
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            become(json.loads(line))
+            sys.exit(main())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

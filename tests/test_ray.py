@@ -242,7 +242,7 @@ def test_an_error_on_ray_is_the_users_to_see(address, small_task):
 
 
 def test_more_workers_than_the_cluster_has_cores_is_a_mistake(address, small_task):
-    with pytest.raises(ValueError, match="the Ray cluster has 2 CPUs"):
+    with pytest.raises(ValueError, match=r"the Ray cluster has [23] CPUs"):  # Ray may not know yet that a node has died
         run(SERVERS["fedbuff"], small_task, engine="ray", address=address, workers=7)
 
 
