@@ -45,6 +45,7 @@ from fedbuff.paper.result import NOT_RUN, Number, Pair, differences, exceeds, li
 from fedbuff.paper.table_delays import TIMINGS
 from fedbuff.paper.table_lrnorm import WEIGHTINGS
 from fedbuff.paper.tuning import tune_method, within
+from fedbuff.report.files import lock
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
 from fedbuff.tune.space import between
@@ -181,6 +182,25 @@ def test_a_cell_is_run_once(tmp_path):
     assert len(said) == 1
     assert not (tmp_path / "runs").exists()
     assert len(list((tmp_path / "cells").iterdir())) == 1
+
+
+def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "_LOOK_AGAIN", 0.0)
+    asked, said = ask(tmp_path), []
+    tables = asked.tables("fedbuff")
+    theirs = cells.folder(cells.where(from_tables({**tables, "seed": 0}), tmp_path), asked.data)
+    theirs.mkdir(parents=True)
+    held = lock(theirs)
+
+    def say(text):
+        said.append(text)
+        if "waiting" in text:
+            held.close()  # it was killed, and its run goes on here
+
+    found = cells.measure_all([(tables, 0), (tables, 1)], tmp_path, asked.data, say, workers=1)
+    assert [cell.seed for cell in found] == [0, 1]
+    assert ["seed1" in said[0], f"{theirs} is in use by another process: waiting" in said[1], "seed0" in said[2]] == [True] * 3
+    assert len(said) == 3
 
 
 def test_clients_of_asynchronous_methods_arrive_as_in_the_paper(tmp_path):

@@ -7,6 +7,7 @@ figures need of it stays (OUT/cells).
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import Any
 from fedbuff import toml
 from fedbuff.learn.data import Data
 from fedbuff.paper.result import NOT_RUN, Number, ratio, spread
-from fedbuff.report.files import FolderError, write_json
+from fedbuff.report.files import FolderError, InUseError, write_json
 from fedbuff.report.progress import bar
 from fedbuff.settings import Settings, from_tables
 from fedbuff.toml import Table
+
+
+_LOOK_AGAIN = 2.0  # seconds, while others have all that is left
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,27 @@ def measure(
     found = f"after {reached:,} trips" if reached is not None else f"not within {run.summary['trips']:,} trips"
     say(f"{path.stem}: {100 * run.summary['target']:g} % {found}, {run.summary['wall_seconds']:.0f} s")
     return cell
+
+
+def measure_all(wanted: Sequence[tuple[Table, int]], out: Path, data: Data, say: Callable[[str], None], **how: Any) -> list[Cell]:
+    """The cells of these settings and seeds. What another process is running is left to it, so several can share a table."""
+    found: dict[int, Cell] = {}
+    waiting = False
+    while len(found) < len(wanted):
+        before, in_use = len(found), ""
+        for i, (tables, seed) in enumerate(wanted):
+            if i in found:
+                continue
+            try:
+                found[i] = measure(tables, seed, out, data, say=say, **how)
+            except InUseError as e:
+                in_use = str(e)
+        if len(found) == before:  # others have all that is left; if one of them is killed, its run goes on here
+            if not waiting:
+                say(f"{in_use}: waiting for it")
+            waiting = True
+            time.sleep(_LOOK_AGAIN)
+    return [found[i] for i in range(len(wanted))]
 
 
 def so_far(tables: Table, seed: int, out: Path, data: Data) -> Cell | None:

@@ -6,7 +6,7 @@ paper's, result.… one that needs no data), OUT/cells what was trained for it, 
 
 import datetime
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,12 +125,16 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     if request.so_far and not experiment.so_far:
         raise SettingsError(f"--so-far: {experiment.name} needs all of its runs")
     found: dict[str, list[cells.Cell]] = {key: [] for key in needed}
-    for seed in ask.seeds:  # seed by seed: a table of the first seed is there early
-        for key, tables in needed.items():
-            if not request.so_far:
-                found[key].append(cells.measure(tables, seed, request.out, ask.data, request.workers, request.quiet, say))
-            elif (cell := cells.so_far(tables, seed, request.out, ask.data)) is not None:
-                found[key].append(cell)
+    wanted = [(key, seed) for seed in ask.seeds for key in needed]  # a table of the first seed is there early
+    runs = [(needed[key], seed) for key, seed in wanted]
+    measured: Sequence[cells.Cell | None]
+    if request.so_far:
+        measured = [cells.so_far(tables, seed, request.out, ask.data) for tables, seed in runs]
+    else:
+        measured = cells.measure_all(runs, request.out, ask.data, say, workers=request.workers, quiet=request.quiet)
+    for (key, _), cell in zip(wanted, measured, strict=True):
+        if cell is not None:
+            found[key].append(cell)
     result = experiment.result(ask, found)
     partial = request.so_far and not complete(found, len(ask.seeds))
     if partial:

@@ -18,6 +18,10 @@ class FolderError(Exception):
     """A run folder that can't be used; the message says what to do."""
 
 
+class InUseError(FolderError):
+    """A folder that another process is at work in."""
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then put it in place in one move; a pipe is written to."""
     target = Path(os.path.realpath(path))  # a link stays one
@@ -52,7 +56,7 @@ def lock(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         held.close()
-        raise FolderError(f"{folder} is in use by another process") from e
+        raise InUseError(f"{folder} is in use by another process") from e
     _locks.add(held)
     for left in (*folder.iterdir(), *(folder / "checkpoint").glob("*")):
         if _LEFT_OVER.fullmatch(left.name):
