@@ -462,6 +462,15 @@ def test_list_says_what_is_cached(fedbuff, tmp_path):
     assert "fig-bias" in fedbuff("paper", "list", "--out", "r").stdout
 
 
+def test_the_runs_of_every_kept_result_are_kept():
+    rows = experiments.status(experiments.Request(Path(__file__).parents[1] / "results" / "paper"))
+    whole = [row for row in rows if row["dataset"] in row["results"]]
+    assert {("table1", "cifar10"), ("table1", "sent140"), ("table-lrnorm", "sent140")} <= {
+        (r["name"], r["dataset"]) for r in whole
+    }
+    assert [row["cached"] for row in whole] == [row["runs"] for row in whole]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

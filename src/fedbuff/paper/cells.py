@@ -22,7 +22,6 @@ from fedbuff.report.progress import bar
 from fedbuff.settings import Settings, from_tables
 from fedbuff.toml import Table
 
-
 _LOOK_AGAIN = 2.0  # seconds, while others have all that is left
 
 
@@ -97,7 +96,9 @@ def measure(
     return cell
 
 
-def measure_all(wanted: Sequence[tuple[Table, int]], out: Path, data: Data, say: Callable[[str], None], **how: Any) -> list[Cell]:
+def measure_all(
+    wanted: Sequence[tuple[Table, int]], out: Path, data: Data, say: Callable[[str], None], **how: Any
+) -> list[Cell]:
     """The cells of these settings and seeds. What another process is running is left to it, so several can share a table."""
     found: dict[int, Cell] = {}
     waiting = False

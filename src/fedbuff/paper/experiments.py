@@ -275,12 +275,12 @@ def status(request: Request) -> list[Table]:
     """For every experiment and dataset: about how long it takes, how much of it is cached, which results are kept."""
     rows = []
     for experiment in EXPERIMENTS.values():
-        stems = [path.stem for path, _ in kept_results(request.out, experiment)]
+        kept = {path.stem: result for path, result in kept_results(request.out, experiment)}
         for dataset in [DATASETS[name] for name in experiment.datasets] or [NO_DATA]:
             ask = Ask(dataset, request.out / "settings", request.seeds, read=False)
             trips = (experiment.trips or {}).get(dataset.name, 0.0) * 1000 * len(request.seeds)
             rate = dataset.rate * (2 if experiment.linear and dataset.name == "sent140" else 1)
-            have, of = cached(experiment, ask, request.out)
+            have, of = cached(experiment, ask, request.out, kept.get(stem(ask)))
             own = (stem(ask), f"{stem(ask)}-quick", f"{experiment.quick}-quick")
             rows.append(
                 {
@@ -290,14 +290,19 @@ def status(request: Request) -> list[Table]:
                     "minutes": round(trips / rate / 60, 1),
                     "cached": have,
                     "runs": of,
-                    "results": [name for name in stems if name in own or name.startswith(f"{stem(ask)}-to-")],
+                    "results": [name for name in kept if name in own or name.startswith(f"{stem(ask)}-to-")],
                 }
             )
     return rows
 
 
-def cached(experiment: Experiment, ask: Ask, out: Path) -> tuple[int, int | None]:
-    """How many of the runs an experiment needs are there, of how many; None if only the data could tell."""
+def cached(experiment: Experiment, ask: Ask, out: Path, kept: Table | None) -> tuple[int, int | None]:
+    """How many of the runs an experiment needs are there, of how many; None if only the data could tell.
+
+    A result that is kept says which these were: on the data at hand, they may be others than the paper's.
+    """
+    if kept is not None and kept["seeds"] == list(ask.seeds):
+        return sum((out / "cells" / f"{name}.json").is_file() for name in kept["cells"]), len(kept["cells"])
     try:
         needed = [from_tables({**tables, "seed": seed}) for tables in experiment.cells(ask).values() for seed in ask.seeds]
     except ValueError:
