@@ -124,17 +124,7 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
             raise SettingsError(f"{experiment.name}, {ask.dataset.name}, {key}: {e}") from e
     if request.so_far and not experiment.so_far:
         raise SettingsError(f"--so-far: {experiment.name} needs all of its runs")
-    found: dict[str, list[cells.Cell]] = {key: [] for key in needed}
-    wanted = [(key, seed) for seed in ask.seeds for key in needed]  # a table of the first seed is there early
-    runs = [(needed[key], seed) for key, seed in wanted]
-    measured: Sequence[cells.Cell | None]
-    if request.so_far:
-        measured = [cells.so_far(tables, seed, request.out, ask.data) for tables, seed in runs]
-    else:
-        measured = cells.measure_all(runs, request.out, ask.data, say, workers=request.workers, quiet=request.quiet)
-    for (key, _), cell in zip(wanted, measured, strict=True):
-        if cell is not None:
-            found[key].append(cell)
+    found = measured(needed, ask, request, say)
     result = experiment.result(ask, found)
     partial = request.so_far and not complete(found, len(ask.seeds))
     if partial:
@@ -153,6 +143,24 @@ def run_one(experiment: Experiment, ask: Ask, request: Request, say: Say) -> Tab
     write_json(folder / f"{name}.json", kept)
     write_text(folder / f"{name}.md", as_markdown(kept, f"{name}.svg"))
     return kept
+
+
+def measured(needed: dict[str, Table], ask: Ask, request: Request, say: Say) -> dict[str, list[cells.Cell]]:
+    """What the runs came to, by key: a cell for each seed, or those that are there so far."""
+    found: dict[str, list[cells.Cell]] = {key: [] for key in needed}
+    if not needed:
+        return found  # and there may be no data
+    wanted = [(key, seed) for seed in ask.seeds for key in needed]  # a table of the first seed is there early
+    runs = [(needed[key], seed) for key, seed in wanted]
+    came: Sequence[cells.Cell | None]
+    if request.so_far:
+        came = [cells.so_far(tables, seed, request.out, ask.data) for tables, seed in runs]
+    else:
+        came = cells.measure_all(runs, request.out, ask.data, say, workers=request.workers, quiet=request.quiet)
+    for (key, _), cell in zip(wanted, came, strict=True):
+        if cell is not None:
+            found[key].append(cell)
+    return found
 
 
 def complete(found: dict[str, list[cells.Cell]], seeds: int) -> bool:
