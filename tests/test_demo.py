@@ -24,7 +24,7 @@ def test_fedbuff_needs_fewer_trips_than_fedavgm_on_digits():
 def test_the_demo_compares_all_rivals_at_one_concurrency():
     found = {name: settings.from_tables(table) for name, table in settings.variants(settings.read(DEMO)).items()}
     assert list(found) == ["FedBuff", "FedAsync", "FedAvgM", "FedAvg", "FedProx"]
-    assert len({s.server.start.most() for s in found.values()}) == 1
+    assert len({s.server.start.at_once() for s in found.values()}) == 1
     assert found["FedBuff"].server.buffer_size == 10
     assert found["FedAsync"].server.buffer_size == 1
     assert found["FedProx"].client.proximal > 0

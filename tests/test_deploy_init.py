@@ -492,7 +492,7 @@ def test_real_processes_start_register_and_run(tmp_path):
         answer = json.loads(subprocess.run(processes.run_command(folder), env=env, capture_output=True).stdout)
         assert answer["success"], answer
         until((folder / "run" / "settings.toml").exists, tmp_path / "log")
-        runs = json.loads(subprocess.run(processes.list_command(folder), env=env, capture_output=True).stdout)["runs"]
+        runs = json.loads(subprocess.run(processes.list_command(), env=env, capture_output=True).stdout)["runs"]
         assert [(run["run-id"], run["status"]) for run in runs] == [(answer["run-id"], "running")], runs
     finally:
         for process in started:  # the ServerApp is in the SuperExec's session, and would outlive it

@@ -609,7 +609,7 @@ def test_a_gateway_that_is_shut_out_does_not_keep_the_run_from_ending(worlds):
             world.dispatch.reported(message, Report(JOB, ((0, 5),), (Result(99, 0),)).to_bytes(), world.now)
             world.dispatch.reported(message, b"rubbish", world.now)
     for message in [m for m in world.dispatch.outstanding if m not in world.mail]:
-        world.dispatch.lost(message, world.now)
+        world.dispatch.lost(message)
     world.dispatch.gateways["north"].forget.add(0)
     world.dispatch.books.counts.strikes["gateway north"] = 1
     world.close()

@@ -374,16 +374,6 @@ def test_seconds_that_only_the_journal_knows_of_are_counted(tmp_path):
         assert service._before == seconds[-1] > 0
 
 
-def test_the_status_has_the_epsilon_of_the_newest_version(tmp_path):
-    tables = {**PRIVATE, "evaluate_every": 10_000}
-    half_way(tmp_path, tables)
-    with ExitStack() as at_the_end:
-        service = Service(from_tables(tables), tmp_path / "run", at_the_end)
-        version = service.books.server.version
-        assert version > 0
-        assert service.status().epsilon == service.protection.spent(version) > 0
-
-
 # ── what must not be left ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -514,7 +514,7 @@ def test_beginning_twice_raises() -> None:
 
 @pytest.mark.parametrize("event", [None, "x", 0, fb.StartTrip(0, 0, 0), (0, np.ones(LENGTH)), fb.UpdateArrived])
 def test_handling_what_is_no_event_raises(event: object) -> None:
-    """Only UpdateArrived, TripFailed and Woke are events."""
+    """Commands, classes and plain values are no events."""
     server = small_server()
     server.begin()
     with pytest.raises(TypeError):

@@ -115,11 +115,13 @@ def test_a_negative_duration_is_refused():
 def test_a_synchronous_round_takes_as_long_as_its_last_wanted_trip(size: int, over: float, seed: int):
     """R_t = T_(C_t), the order statistic of Appendix "Wall-Clock Time Simulation"."""
     start = fb.cohort(size, over_selection=over)
-    t = fb.timeline(start=start, buffer_size=size, timing=fb.exponential(1.0), clients=200, trips=4 * start.most(), seed=seed)
+    t = fb.timeline(
+        start=start, buffer_size=size, timing=fb.exponential(1.0), clients=200, trips=4 * start.at_once(), seed=seed
+    )
     draws = Stream(seed, "duration", fb.exponential(1.0))
     clock = 0.0
     for round_number in range(4):
-        trips = range(round_number * start.most(), (round_number + 1) * start.most())
+        trips = range(round_number * start.at_once(), (round_number + 1) * start.at_once())
         assert t.start_time[trips] == pytest.approx(clock)
         clock += sorted(draws[i] for i in trips)[size - 1]
         used = t.outcome[trips] == "used"
@@ -129,7 +131,7 @@ def test_a_synchronous_round_takes_as_long_as_its_last_wanted_trip(size: int, ov
 
 
 def test_over_selection_starts_30_percent_more():
-    assert [fb.cohort(size, over_selection=0.3).most() for size in (10, 100, 1000, 7)] == [13, 130, 1300, 10]
+    assert [fb.cohort(size, over_selection=0.3).at_once() for size in (10, 100, 1000, 7)] == [13, 130, 1300, 10]
 
 
 def test_clients_drop_out_as_often_as_said_at_a_random_moment():

@@ -118,7 +118,7 @@ class World:
         for message in waiting if answered is None else [m for m in answered if m in waiting]:
             data = self.replies.pop(message)
             if data is None:
-                dispatch.lost(message, self.now)
+                dispatch.lost(message)
             else:
                 dispatch.reported(message, data, self.now)
         dispatch.tick(self.now)
@@ -147,7 +147,7 @@ class World:
                 self.die()
                 raise Killed
             if n < unsendable:
-                dispatch.lost(name, self.now)
+                dispatch.lost(name)
                 continue
             message = f"message {next(self.names)}"
             gateway = next(g for g, its in self.nodes.items() if its == node)
@@ -213,7 +213,7 @@ class World:
     # ── promises ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        assert len(self.dispatch.books.server.in_flight) <= self.start.most()
+        assert len(self.dispatch.books.server.in_flight) <= self.start.at_once()
         for name, gateway in self.gateways.items():
             forgotten = {trip for trip, _, _, gone in gateway._outbox.lines(JOB) if gone}
             assert forgotten <= self.done, f"{name} has forgotten what the server is not done with"

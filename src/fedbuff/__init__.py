@@ -11,7 +11,20 @@ torch is imported when the first model is made, not before.
 """
 
 from fedbuff import presets as presets
-from fedbuff.core.events import CancelTrip, StartTrip, StepTaken, TripFailed, UpdateArrived, UpdateRejected, Wake, Woke
+from fedbuff.core.events import (
+    CancelTrip,
+    OpenBuffer,
+    StartTrip,
+    StepTaken,
+    SumOpened,
+    TripFailed,
+    TripLeft,
+    UpdateArrived,
+    UpdateRejected,
+    UpdateSealed,
+    Wake,
+    Woke,
+)
 from fedbuff.core.optimizers import adam, delay_adaptive, momentum, sgd
 from fedbuff.core.server import Server
 from fedbuff.core.staleness import constant, cutoff, hinge, polynomial
@@ -47,6 +60,7 @@ __all__ = [
     "CancelTrip",
     "FolderError",
     "LocalSGD",
+    "OpenBuffer",
     "Privacy",
     "Run",
     "SecureAggregation",
@@ -54,13 +68,16 @@ __all__ = [
     "SettingsError",
     "StartTrip",
     "StepTaken",
+    "SumOpened",
     "Task",
     "Timeline",
     "Training",
     "TripFailed",
+    "TripLeft",
     "Until",
     "UpdateArrived",
     "UpdateRejected",
+    "UpdateSealed",
     "Wake",
     "Woke",
     "__version__",

@@ -334,7 +334,6 @@ def _parser() -> argparse.ArgumentParser:
         add_set(sub)
         add_data(sub)
         sub.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: under runs/)")
-        sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
         sub.add_argument(
             "--checkpoint-every", type=float, default=10.0, metavar="SECONDS", help="real time between checkpoints (10)"
         )
@@ -343,12 +342,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
         sub.add_argument("--json", action="store_true", help="print the result as JSON")
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
-        sub.set_defaults(live=False, live_address=None, tensorboard=None, mlflow=None)
+        sub.set_defaults(resume=False, live=False, live_address=None, tensorboard=None, mlflow=None)
 
     sub = command(run, "Run one experiment.")
     sub.add_argument("settings", type=Path, nargs="?", metavar="SETTINGS.toml")
     sub.add_argument("--seed", type=int)
     running(sub)
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
     sub.add_argument("--live", action="store_true", help="show the report in a browser while it trains")
     sub.add_argument("--live-address", metavar="HOST:PORT", help="where to serve it (default: a free port of this machine)")
     sub.add_argument("--tensorboard", type=Path, metavar="DIR", help="follow it in TensorBoard")

@@ -236,7 +236,7 @@ def in_flight(arguments: Table) -> int:
     """About how many trips a timeline with these arguments has in flight."""
     start, timing = arguments["start"], arguments["timing"]
     if not isinstance(start, arrivals):
-        return int(start.most())
+        return int(start.at_once())
     return math.ceil(start.concurrency or (start.rate or 0.0) * mean_duration(timing, 0, 1, Sizes()))
 
 

@@ -251,18 +251,18 @@ def _which(available: Availability, clients: NDArray[np.int64], time: float) -> 
 def check_fits(start: StartingRule, buffer_size: int, clients: int) -> None:
     """Refuse a rule and a buffer that so many clients can't fill, or that don't go together."""
     check.integer(1, check.MOST, buffer_size=buffer_size)
-    if clients < max(start.most(), buffer_size):
+    if clients < max(start.at_once(), buffer_size):
         raise ValueError(
             f"{clients} clients are too few for {start} and buffer_size={buffer_size}: "
-            f"it takes at least {max(start.most(), buffer_size)}, as a client trains one trip at a time and "
+            f"it takes at least {max(start.at_once(), buffer_size)}, as a client trains one trip at a time and "
             f"contributes at most once to a buffer"
         )
-    if start.cancels and buffer_size > start.most():
+    if start.cancels and buffer_size > start.at_once():
         raise ValueError(
-            f"buffer_size={buffer_size} is never reached by {start}: it starts {start.most()} trips per server step"
+            f"buffer_size={buffer_size} is never reached by {start}: it starts {start.at_once()} trips per server step"
         )
-    if is_sampled(start) and buffer_size != start.most():
-        raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.most()}")
+    if is_sampled(start) and buffer_size != start.at_once():
+        raise ValueError(f"buffer_size={buffer_size}: a Poisson cohort's sum is divided by its mean size, {start.at_once()}")
 
 
 def binomial(uniform: float, n: int, p: float) -> int:

@@ -56,7 +56,8 @@ class Server:
     mixing         Xie et al.'s FedAsync: average models, w − y_i in place of Δ_i, so that with K = 1 and SGD
                    w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
     weights, clients, seed may be left to `fedbuff.simulate`, which knows them
-    protection     differential privacy of a server of its own (see `fedbuff.privacy.protect`); `simulate` makes its own
+    protection     differential privacy, by `fedbuff.privacy.protection.protect`; `simulate` makes its own
+    available      when clients can start a trip (an `Availability`); `simulate` has its own
     sealed         updates come through secure aggregation: told by `UpdateSealed`, and in the end by `SumOpened`
     """
 
@@ -132,7 +133,7 @@ class Server:
         if not self._begun:
             raise RuntimeError("call Server.begin() before the first event")
         if not isinstance(event, Event):
-            raise TypeError(f"Server.handle() takes an event (UpdateArrived, TripFailed, Woke), got {event!r}")
+            raise TypeError(f"Server.handle() takes an event of fedbuff.core.events, e.g. UpdateArrived, got {event!r}")
         check.number(-np.inf, time=event.time)  # the driver's own clock, and needed only after the state has changed
         match event:
             case UpdateArrived():

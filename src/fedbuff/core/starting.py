@@ -22,8 +22,8 @@ class StartingRule(Protocol):
     def arrival(self, number: int, previous: float, gap: float) -> float | None:
         """When client `number` (from 0) arrives, given a unit exponential `gap`; None if clients don't come by themselves."""
 
-    def most(self) -> int:
-        """The number of clients the rule needs at once, at least."""
+    def at_once(self) -> int:
+        """Trips that the rule has in flight at a time; 1 if clients come by themselves, and there may be any number."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class refill:
     def arrival(self, number: int, previous: float, gap: float) -> float | None:
         return None
 
-    def most(self) -> int:
+    def at_once(self) -> int:
         return self.concurrency
 
 
@@ -82,7 +82,7 @@ class arrivals:
             )
         return previous + gap / self.rate if self.poisson else number / self.rate
 
-    def most(self) -> int:
+    def at_once(self) -> int:
         return 1
 
     def at_mean_duration(self, mean: float) -> "arrivals":
@@ -117,12 +117,12 @@ class cohort:
     cancels = True
 
     def wanted(self, in_flight: int, buffered: int, arrived: int) -> int:
-        return self.most() - in_flight - buffered
+        return self.at_once() - in_flight - buffered
 
     def arrival(self, number: int, previous: float, gap: float) -> float | None:
         return None
 
-    def most(self) -> int:
+    def at_once(self) -> int:
         # 1e-9: 100 · 1.1 is 110.00000000000001 in floating point, and means 110
         return math.ceil(self.size * (1.0 + self.over_selection) - 1e-9)
 

@@ -36,6 +36,8 @@ def run_gateway(args: argparse.Namespace) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if args.clients is None and args.name is None:
+        raise SettingsError("give --clients, e.g. 0-49, or the --name of one of the settings' deploy.gateways")
     if args.clients is None:
         deployment = from_tables(read(args.settings)).deploy or Deployment()
         if args.name not in deployment.gateways:

@@ -2,7 +2,7 @@
 
     dispatch.online({node: name, …}, now)              # who is there
     dispatch.reported(message, data, now)              # a gateway has answered
-    dispatch.lost(message, now)                        # it never will
+    dispatch.lost(message)                             # it never will
     dispatch.tick(now)                                 # deadlines
     messages = dispatch.messages(now)                  # what to send, but first …
     for record, blob in dispatch.records(): …          # … what happened goes onto the disk, since orders acknowledge it
@@ -132,7 +132,7 @@ class Dispatch:
                 if gateway.node is not None:
                     self._by_node.pop(gateway.node, None)
                     for message in list(gateway.sent):  # they went to the node that it was
-                        self.lost(message, now)
+                        self.lost(message)
                 gateway.node, gateway.greeted = node, False
                 self._by_node[node] = gateway
                 gateway.last_seen = now
@@ -179,7 +179,7 @@ class Dispatch:
         if not report.problem:
             self._again(trips)  # those that it did not report; with a problem it would not be better the next time
 
-    def lost(self, message: str, now: float) -> None:
+    def lost(self, message: str) -> None:
         """A message that will not be answered: it expired, or its node went away."""
         gateway = self._owner.pop(message, None)
         if gateway is not None:
@@ -192,7 +192,7 @@ class Dispatch:
         for name, newest in self._overtaken.items():  # a gateway answers in order: what was passed over, it never got
             sent = self.gateways[name].sent
             for message in [m for m, (number, _) in sent.items() if number < newest]:
-                self.lost(message, now)
+                self.lost(message)
         self._overtaken.clear()
         if self._closing or self._over() is not None:
             return
@@ -462,7 +462,7 @@ class Dispatch:
         self._by_node.pop(gateway.node or 0, None)
         gateway.node, gateway.greeted = None, False
         for message in list(gateway.sent):
-            self.lost(message, now)
+            self.lost(message)
         if gateway.clients:
             self._present(gateway.clients, False, now)
         for other in self.gateways.values():  # who waits to take its clients over is asked again

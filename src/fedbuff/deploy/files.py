@@ -204,7 +204,7 @@ def readme(folder: Path, names: list[str]) -> str:
         register=indented(line(processes.register_command(folder, name)) for name in names),
         gateways=indented(line(processes.gateway_command(folder, name)) + " &" for name in names),
         run=line(processes.run_command(folder)),
-        list=line(processes.list_command(folder)),
+        list=line(processes.list_command()),
         bin=shlex.quote(str(Path(sys.executable).parent)),
         instances=" ".join(f"fedbuff-gateway@{name}" for name in names),
     )

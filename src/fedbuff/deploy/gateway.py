@@ -1,6 +1,7 @@
 """A gateway: one process that is a SuperNode to Flower's SuperLink, and many clients to our server.
 
-    fedbuff deploy gateway settings.toml --clients 0-49 --superlink HOST:PORT --root-certificates ca.crt --key gateway.key
+    fedbuff deploy gateway settings.toml --clients 0-49 --superlink HOST:PORT --folder DIR \
+        --root-certificates ca.crt --key gateway.key
 
 Flower's own SuperNode starts a process per message and sleeps for seconds in between, so a trip takes seven seconds however
 short it is. This speaks the same protocol (the same TLS, the same node authentication, by Flower's own code), trains in its own

@@ -18,6 +18,7 @@ import numpy as np
 from fedbuff import toml
 from fedbuff.deploy import processes
 from fedbuff.deploy.files import texts
+from fedbuff.report.address import is_loopback
 from fedbuff.settings import Settings, from_tables, read
 from fedbuff.toml import SettingsError, Table
 
@@ -59,7 +60,7 @@ def run_init(args: argparse.Namespace) -> None:
     host, port = processes.address(folder)
     names = processes.gateways(folder)
     print(f"{folder}: {len(names)} gateways, SuperLink at {processes.joined(host, port)}")
-    if not processes.is_loopback(host):
+    if not is_loopback(host):
         print("  each gateway's machine needs app/settings.toml, certificates/ca.crt and its own folder of gateways/,")
         print("  and what the task reads, its data or a Python file of yours, under the paths in app/settings.toml")
     print(f"what to start, in which order: {folder / 'README.md'}")
@@ -182,11 +183,7 @@ def filled_in(file: Path | None, gateways: int | None, each: int | None) -> str:
 
 def clients_in(settings: Settings) -> int:
     """How many clients the task has; makes it, and checks that they are enough."""
-    make, arguments = settings.task
-    try:
-        clients = len(make(**arguments).clients)
-    except ValueError as e:
-        raise SettingsError(f"task.{make.__name__}: {e}") from e
+    clients = len(settings.load_task().clients)
     settings.server.bind(np.zeros(1), clients)
     return clients
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self
 from fedbuff.report.files import FolderError
 
 Facts = dict[str, Any]
+FORMAT = 1  # of what a run writes into it
 _HEAD = struct.Struct("<IIII")  # bytes of facts, bytes of blob, checksum of both, checksum of these three numbers
 _SEGMENT = 256 << 20  # bytes after which `rotate` begins a new one
 

@@ -49,7 +49,7 @@ def keep_running(folder: Path, every: float = 15.0) -> None:
                 log.info("run %s is %s", ours, runs[ours]["status"])
             if _died(processes.run_folder(folder), seen):  # Flower would notice in a minute
                 log.warning("run %s: its server's process has died", ours)
-                _flwr(processes.stop_command(folder, ours), folder)
+                _flwr(processes.stop_command(ours), folder)
                 ours = ""
                 continue
             _wait(summary, every)
@@ -131,7 +131,7 @@ def _submit(folder: Path) -> str | None:
 
 def _runs(folder: Path) -> dict[str, Answer] | None:
     """Our runs, by id; None if the SuperLink does not answer."""
-    answer = _flwr(processes.list_command(folder), folder)
+    answer = _flwr(processes.list_command(), folder)
     if answer is None or not answer.get("success"):
         return None
     return {run["run-id"]: run for run in answer["runs"] if run["fab-name"] == processes.APP}

@@ -18,13 +18,13 @@
     run/                    the run folder: checkpoints, journal, summary.json
 """
 
-import ipaddress
 import os
 import shutil
 import sys
 import tomllib
 from pathlib import Path
 
+from fedbuff.report.address import is_loopback
 from fedbuff.toml import SettingsError
 
 CONNECTION = "fedbuff"  # what the SuperLink is called in Flower's config
@@ -65,19 +65,6 @@ def is_alive(pid: int) -> bool:
     except (OSError, IndexError):
         return True  # no Linux
     return state not in (b"Z", b"X")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("example.org"), is_loopback("::ffff:127.0.0.1")
-    (True, True, False, True)
-    """
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def joined(host: str, port: int) -> str:
@@ -146,12 +133,12 @@ def run_command(folder: Path) -> Command:
     return [tool("flwr"), "run", str(folder / "app"), CONNECTION, "--format", "json"]
 
 
-def list_command(folder: Path) -> Command:
+def list_command() -> Command:
     """`flwr ls`: the runs as JSON, and exits with 0 even if it says {"success": false}."""
     return [tool("flwr"), "ls", CONNECTION, "--format", "json"]
 
 
-def stop_command(folder: Path, run: str) -> Command:
+def stop_command(run: str) -> Command:
     """`flwr stop`: to Flower, the run is over."""
     return [tool("flwr"), "stop", run, CONNECTION, "--format", "json"]
 

@@ -24,15 +24,13 @@ import numpy as np
 
 from fedbuff.core.trips import FAILED, LATE, UNUSED, USED
 from fedbuff.core.versions import Vector
-from fedbuff.deploy.journal import Facts, read
+from fedbuff.deploy.journal import FORMAT, Facts, read
 from fedbuff.report.files import FolderError
 
 if TYPE_CHECKING:
     from fedbuff.deploy.books import Books
     from fedbuff.learn.flat import Flat
     from fedbuff.settings import Settings
-
-_FORMAT = 1
 
 
 def parser(commands: Any) -> None:
@@ -144,8 +142,8 @@ def _header(records: Iterator[tuple[Facts, bytes]], folder: Path) -> tuple[Facts
     header, blob = next(records, ({}, b""))
     if header.get("kind") != "header":
         raise FolderError(f"{folder}: it does not begin with the settings of a run; is it the journal of one?")
-    if header["format"] != _FORMAT:
-        raise FolderError(f"{folder}: written by another version of fedbuff (format {header['format']}, here {_FORMAT})")
+    if header["format"] != FORMAT:
+        raise FolderError(f"{folder}: written by another version of fedbuff (format {header['format']}, here {FORMAT})")
     return header, blob
 
 
@@ -163,8 +161,7 @@ def _opened(header: Facts, blob: bytes, path: Path, at_the_end: ExitStack) -> "t
         if run is None or not (run / "noise.key").exists():
             raise FolderError(f"{path}: its noise was drawn from noise.key, which is deleted when a run ends: no replay")
         folder = at_the_end.enter_context(Folder(run, header["settings"], 0, resume=True))
-    make, arguments = settings.task
-    task = make(**arguments)
+    task = settings.load_task()
     flat, _ = initial_weights(task, settings.seed)
     weights = np.frombuffer(blob, header["dtype"])
     return opened(settings, weights, len(task.clients), folder)[0], flat

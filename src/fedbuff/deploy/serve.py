@@ -24,7 +24,7 @@ from fedbuff import toml
 from fedbuff.core.versions import Vector
 from fedbuff.deploy.books import Books, Present
 from fedbuff.deploy.dispatch import Dispatch
-from fedbuff.deploy.journal import Journal, Position, read
+from fedbuff.deploy.journal import FORMAT, Journal, Position, read
 from fedbuff.deploy.settings import Deployment
 from fedbuff.deploy.tidy import tidy
 from fedbuff.deploy.transport import Transport
@@ -78,8 +78,7 @@ class Service:
         settings.check_deployable()
         settle()
         self.settings, self.deployment = settings, settings.deploy or Deployment()
-        make, arguments = settings.task
-        self.task = make(**arguments)
+        self.task = settings.load_task()
         self.flat, self.weights = initial_weights(self.task, settings.seed)
         self.tables = in_the_folder(settings)
         self.folder = at_the_end.enter_context(Folder(path, self.tables, 4 * self.weights.nbytes + (1 << 20), resume=True))
@@ -98,7 +97,6 @@ class Service:
         self.stopped: str | None = None
         self._evaluated = -1
         self._before = 0.0
-        self._spent: tuple[int, float | None] = (-1, None)  # a version, and its epsilon
         self.job = self._restore(kept, since)
         self._began = time.monotonic()
         sgd = digest_of(settings.client, settings.seed, len(self.weights))
@@ -133,7 +131,7 @@ class Service:
             raise FolderError(f"{where}: its journal and checkpoint are gone, and its noise was used: begin in a new folder")
         if not job:
             job = os.urandom(8).hex()
-            header = {"kind": "header", "format": 1, "job": job, "dtype": str(self.weights.dtype), "settings": self.tables}
+            header = {"kind": "header", "format": FORMAT, "job": job, "dtype": str(self.weights.dtype), "settings": self.tables}
             self.journal.append(header, np.ascontiguousarray(self.weights).data)
             self.journal.commit()
         elif count or kept is not None:
@@ -186,7 +184,7 @@ class Service:
             answers = transport.pull(dispatch.outstanding) if dispatch.outstanding else []
             for message, data in answers:
                 if data is None:
-                    dispatch.lost(message, now)
+                    dispatch.lost(message)
                 else:
                     dispatch.reported(message, data, now)
             dispatch.tick(now)
@@ -229,7 +227,7 @@ class Service:
         names = transport.push([(node, orders.to_bytes()) for node, orders, _ in messages])
         for (_, _, ours), name in zip(messages, [*names, *[None] * (len(messages) - len(names))], strict=True):
             if name is None:
-                self.dispatch.lost(ours, self.now())
+                self.dispatch.lost(ours)
             else:
                 self.dispatch.sent(ours, name)
         return True
@@ -259,7 +257,8 @@ class Service:
         if self.stopped is None:
             self.stopped = self.limit()
         server = self.books.server
-        every = self.settings.evaluate_every or max(1, server.start.most(), len(server.in_flight))  # arrivals know no most
+        in_flight = max(1, server.start.at_once(), len(server.in_flight))  # there may be more if clients come by themselves
+        every = self.settings.evaluate_every or in_flight
         due = self.books.trips.ended - self._evaluated >= every
         if self._evaluation is None and self.stopped is None and due and self._new_version():
             self.evaluate()
@@ -325,15 +324,7 @@ class Service:
             self.metrics,
             partial(trips.arrays, ended=trips.ended),
             self.stopped,
-            self.epsilon(),
         )
-
-    def epsilon(self) -> float | None:
-        """What the newest version has spent."""
-        version = self.books.server.version
-        if self.protection is not None and self._spent[0] != version:
-            self._spent = version, self.protection.spent(version)
-        return self._spent[1]
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

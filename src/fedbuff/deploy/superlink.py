@@ -10,7 +10,7 @@ so whoever reaches the port could run code on the server. Behind this door only 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fedbuff.deploy.processes import is_loopback
+from fedbuff.report.address import is_loopback
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -100,9 +100,7 @@ def page_tables(facts: Facts) -> dict[str, str]:
 
 def concurrency(start: StartingRule) -> int | None:
     """Trips that are to be in flight; None if clients come at a rate."""
-    if isinstance(start, arrivals):
-        return None if start.concurrency is None else int(start.concurrency)
-    return start.most()
+    return None if isinstance(start, arrivals) else start.at_once()
 
 
 def spread(counts: Mapping[int, int]) -> Facts:

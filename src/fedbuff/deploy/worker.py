@@ -66,8 +66,7 @@ def work_of(task: Any, client: LocalSGD | None, seed: int, mine: Ranges, folder:
         from fedbuff.settings import from_tables, read
 
         settings = from_tables(read(Path(task)))
-        make, arguments = settings.task
-        made, client, seed, training = make(**arguments), settings.client, settings.seed, settings.training
+        made, client, seed, training = settings.load_task(), settings.client, settings.seed, settings.training
         if settings.secure_aggregation is not None:
             from fedbuff.deploy.sealing import Sealing
 

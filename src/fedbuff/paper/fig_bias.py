@@ -45,7 +45,7 @@ def examples_used(part: Part, sizes: list[int], scale: float, seed: int) -> NDAr
         timing=per_example(exponential(scale)),
         clients=len(sizes),
         examples=sizes,
-        trips=UPDATES // part.k * (part.start.most() if part.start.cancels else part.k),
+        trips=UPDATES // part.k * (part.start.at_once() if part.start.cancels else part.k),
         seed=seed,
     )
     found: NDArray[np.int64] = t.examples[t.outcome == "used"]

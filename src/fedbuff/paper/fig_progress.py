@@ -33,7 +33,7 @@ def result(ask: Ask, found: Cells) -> Result:
         for seed in ask.seeds:
             t = timeline(start=start, buffer_size=k, timing=half_normal(1.0), clients=100 * M, trips=40 * M, seed=seed)
             count = active(t, times)
-            shared.append(float(count.mean()) / start.most())
+            shared.append(float(count.mean()) / start.at_once())
             if seed == ask.seeds[0]:
                 ax.fill_between(times, count, step="post", color=colour, alpha=0.25, linewidth=0)
                 ax.step(times, count, where="post", color=colour, linewidth=1.2)

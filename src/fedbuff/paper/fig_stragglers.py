@@ -33,7 +33,7 @@ def result(ask: Ask, found: Cells) -> Result:
             ("fedavgm", cohort(m), m, steps["fedavgm"][m]),
             ("over-selection", cohort(m, EXTRA), m, steps["fedavgm"][m]),
         ):
-            each = start.most() if key != "fedbuff" else k
+            each = start.at_once() if key != "fedbuff" else k
             trips[key][m] = Number(needed.mean * each / 1000, bound=needed.bound)
             time[key][m] = Number(needed.mean * step_time(ask, start, k), bound=needed.bound)
     pairs = []
@@ -70,8 +70,8 @@ def result(ask: Ask, found: Cells) -> Result:
 def step_time(ask: Ask, start: StartingRule, k: int) -> float:
     """Mean durations of a trip between two server steps, with the clients' numbers of examples."""
     timing, sizes = per_example(exponential(LAMBDA)), ask.sizes
-    steps = MOST if start.cancels else 2 * MOST * max(1, start.most() // k)
-    trips = (steps + 1) * (start.most() if start.cancels else k) + (0 if start.cancels else 2 * start.most())
+    steps = MOST if start.cancels else 2 * MOST * max(1, start.at_once() // k)
+    trips = (steps + 1) * (start.at_once() if start.cancels else k) + (0 if start.cancels else 2 * start.at_once())
     t = timeline(start=start, buffer_size=k, timing=timing, clients=len(sizes), examples=sizes, trips=trips, seed=ask.seeds[0])
     used = t.outcome == "used"
     ends = [float(t.end_time[used & (t.server_step == step)].max()) for step in (1, steps)]

@@ -32,7 +32,7 @@ NAMES = {"client": "η_l", "server": "η_g", "beta": "β", "mu": "μ"}
 
 
 def result(ask: Ask, found: Cells) -> Result:
-    pairs, notes, budgets = [], [], {}
+    pairs, notes, tuned, budgets = [], [], [], {}
     for method, title in methods.TITLES.items():
         ours, theirs = methods.rates(ask.at_hand, ask.tuned, method), PAPER[ask.dataset.paper][method]
         for name, letter in NAMES.items():
@@ -40,17 +40,22 @@ def result(ask: Ask, found: Cells) -> Result:
             if values != [None, None]:
                 paper, own = (None if value is None else Number(value) for value in values)
                 pairs.append(Pair(f"{method}-{name}", f"{title} {letter}", paper, own, group="", digits=-1))
-        study = methods.study(ask.tuned / ask.dataset.name / f"{methods.same_as(ask.at_hand, method)}.toml")
+        if (other := methods.same_as(ask.at_hand, method)) != method:
+            notes.append(f"{title}: not tuned; with one local step it is {methods.TITLES[other]}, whose rates it has")
+            continue
+        tuned.append(method)
+        study = methods.study(ask.tuned / ask.dataset.name / f"{method}.toml")
         if study is not None:
             budgets[method] = tuple(study[name] for name in ("trials", "trips", "ranges", "target"))
             seeds = f"seeds {study['seeds'][0]} and {study['seeds'][1]}"
-            best = f"{study['best']:,.0f} trips to the target" if study["reached"] else "which was not reached, by its accuracy"
-            notes.append(f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips, {best} ({seeds})")
+            best = f"it took {study['best']:,.0f} to the target"
+            best = best if study["reached"] else "none reached the target, so it is the one with the best accuracy"
+            notes.append(f"{title}: the best of {study['trials']} trials of at most {study['trips']:,} trips; {best} ({seeds})")
     notes.append(
         "The paper adds up FedBuff's updates where we average them, so its η_g is to be multiplied by K before it is compared. "
         "Most clients take a single local step, on which only η_l · η_g counts"
     )
-    equal = len(budgets) == len(methods.TITLES) and len(set(budgets.values())) == 1
+    equal = len(budgets) == len(tuned) and len(set(budgets.values())) == 1
     facts = "; ".join(
         f"{methods.TITLES[m]} {trials} × {trips:,} trips, {ranges} ranges, to {100 * target:g} %"
         for m, (trials, trips, ranges, target) in budgets.items()

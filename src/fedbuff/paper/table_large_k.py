@@ -81,8 +81,8 @@ def step_time(start: StartingRule, k: int, seeds: tuple[int, ...], steps: int = 
     """Mean durations between two server steps, over `steps` of them."""
     found = []
     for seed in seeds:
-        trips = (steps + 2) * start.most()
-        t = timeline(start=start, buffer_size=k, timing=half_normal(1.0), clients=20 * start.most(), trips=trips, seed=seed)
+        trips = (steps + 2) * start.at_once()
+        t = timeline(start=start, buffer_size=k, timing=half_normal(1.0), clients=20 * start.at_once(), trips=trips, seed=seed)
         used = t.outcome == "used"
         ends = [float(t.end_time[used & (t.server_step == step)].max()) for step in (1, steps + 1)]
         found.append((ends[1] - ends[0]) / steps / half_normal(1.0).mean)

@@ -5,7 +5,6 @@ The threads that answer the browser hand out finished bytes, so they never touch
 """
 
 import contextlib
-import ipaddress
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 from weakref import WeakSet
 
-from fedbuff.report.address import host_and_port
+from fedbuff.report.address import host_and_port, is_loopback
 from fedbuff.report.compare import COSTS
 from fedbuff.report.digest import digest
 from fedbuff.report.pages import View, runs_page, view
@@ -131,7 +130,7 @@ class _Server:
             raise ValueError(f"can't serve the live view at {address}: {why}; choose another {called}") from e
         _listening.add(self._http.socket)
         where = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_address[1]}/"
-        say(f"live view: {where}" + ("" if _loopback(host) else " (anyone who can reach this machine can see it)"))
+        say(f"live view: {where}" + ("" if is_loopback(host) else " (anyone who can reach this machine can see it)"))
 
     def start(self) -> None:
         if self._thread is None:
@@ -181,7 +180,7 @@ class _Server:
 
 
 def _http(host: str, port: int, server: _Server) -> ThreadingHTTPServer:
-    local = _loopback(host)
+    local = is_loopback(host)
 
     class Answers(BaseHTTPRequestHandler):
         """GET, and nothing else; on loopback only for names of this machine, or a web page elsewhere could read along."""
@@ -190,7 +189,7 @@ def _http(host: str, port: int, server: _Server) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             asked_as = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").lower()
-            if local and asked_as not in ("localhost", host.lower()) and not _loopback(asked_as):
+            if local and asked_as not in ("localhost", host.lower()) and not is_loopback(asked_as):
                 status, kind, content = 421, "text/plain", b"this live view is for this machine only\n"
             else:
                 status, kind, content = server.answer(self.path)
@@ -214,15 +213,6 @@ def _http(host: str, port: int, server: _Server) -> ThreadingHTTPServer:
             """A browser that went away is no error of ours."""
 
     return Http((host, port), Answers)
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _listening: WeakSet[socket.socket] = WeakSet()

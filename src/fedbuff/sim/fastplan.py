@@ -98,7 +98,7 @@ class FastPlan:
             hopeless=patience(size),
             arrivals_in_vain=ARRIVALS_IN_VAIN,
             rule=(refill, arrivals, cohort).index(type(start)),
-            most=start.most(),
+            most=start.at_once(),
             poisson=getattr(start, "poisson", False),
             buffer_size=size,
             clients=plan.schedule.clients,

@@ -90,7 +90,7 @@ class Plan:
         start = self.schedule.start
         if isinstance(start, arrivals) and start.rate:
             return start.rate * self.clock.mean_duration(self.schedule.clients)
-        return start.most()
+        return start.at_once()
 
     def run(self, version: int, most_trips: float = math.inf, before: float = math.inf) -> bool:
         """Go on until a server step makes `version`; False if so many trips have ended, or so much time has passed, before."""

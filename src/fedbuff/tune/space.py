@@ -110,8 +110,8 @@ def check_space(tables: Table, space: Space) -> None:
             hint = "; give a list of integers" if str(e).endswith("expected an integer") else ""
             raise SettingsError(f"tune: {e}{hint}") from e
     if crowds:
-        make, arguments = settings.from_tables(drawn).task
-        check_clients(drawn, {path: values[path] for path in crowds}, len(make(**arguments).clients))
+        clients = len(settings.from_tables(drawn).load_task().clients)
+        check_clients(drawn, {path: values[path] for path in crowds}, clients)
 
 
 def check_clients(tables: Table, values: Mapping[str, Sequence[float]], clients: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedbuff.deploy import processes
 from fedbuff.deploy.doctor.finding import Finding
+from fedbuff.report.address import is_loopback
 
 
 def check_modes(folder: Path) -> Iterator[Finding]:
@@ -76,7 +77,7 @@ def check_place(folder: Path) -> Iterator[Finding]:
 
 
 def check_host(host: str) -> Iterator[Finding]:
-    if processes.is_loopback(host):
+    if is_loopback(host):
         yield Finding("ok", "host", f"{host}: gateways on this machine only (for others: deploy init --force --host NAME)")
     else:
         yield Finding("ok", "host", f"{host}: other machines reach /v1/fleet/ and nothing else")

@@ -1,15 +1,18 @@
 """The settings, and what follows from them: whose clients, how long a trip may take, how large the journal gets."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from fedbuff.core.starting import arrivals
 from fedbuff.deploy import processes
 from fedbuff.deploy.doctor.finding import Finding
 from fedbuff.deploy.settings import Deployment
+from fedbuff.report.address import is_loopback
 
 _DEFAULT_TTL = 43_200.0  # Flower's, in seconds
 _GONE = 60.0  # seconds after which Flower takes a silent node for gone: a heartbeat every 30 s, and twice that
@@ -29,7 +32,7 @@ def check_settings(folder: Path) -> Iterator[Finding]:
     deployment = settings.deploy or Deployment()
     yield Finding("ok", about, f"app/settings.toml: {settings.name} on {settings.task[0].__name__}")
     yield from check_deadline(deployment)
-    if deployment.metrics and not processes.is_loopback(deployment.metrics.rpartition(":")[0].strip("[]")):
+    if deployment.metrics and not is_loopback(deployment.metrics.rpartition(":")[0].strip("[]")):
         change = 'metrics = "127.0.0.1:PORT", and a proxy that asks for a password'
         yield Finding("warning", about, f"deploy.metrics = {deployment.metrics!r}: everybody who reaches it can watch", change)
     yield from check_outcomes(folder, deployment)
@@ -48,7 +51,9 @@ def check_settings(folder: Path) -> Iterator[Finding]:
         settings.server.bind(np.zeros(1), len(task.clients))
     except ValueError as e:
         yield Finding("error", "clients", str(e), "more clients, or a smaller concurrency or buffer_size")
-    concurrent = settings.server.start.most()
+    start, concurrent = settings.server.start, settings.server.start.at_once()
+    if isinstance(start, arrivals):  # nobody is away for longer than the deadline
+        concurrent = min(len(task.clients), math.ceil((start.rate or 0.0) * deployment.deadline))
     free = shutil.disk_usage(folder).free
     yield from check_disk(free, size, settings.until.trips, deployment.keep_journal, concurrent)
 
@@ -110,8 +115,7 @@ def check_disk(free: int, weights: int, trips: int | None, keep_journal: bool, c
     kept = trips if keep_journal else min(trips or 10 * concurrency, 10 * concurrency)
     have = f"{free / 1e9:,.1f} GB free"
     if kept is None:
-        days = "until.trips is open"
-        found = f"{have}; each trip adds {weights / 1e6:,.2f} MB to the journal, and {days}"
+        found = f"{have}; each trip adds {weights / 1e6:,.2f} MB to the journal, and until.trips is open"
         yield Finding(
             "warning" if free < 1e5 * weights else "ok", "disk", found, "" if free >= 1e5 * weights else "keep_journal = false"
         )
