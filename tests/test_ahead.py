@@ -59,7 +59,7 @@ def test_with_little_memory_the_result_is_the_same(name, seed, small_task):
 
 
 def test_more_memory_sees_further_up_to_three_times_what_is_in_flight():
-    far = [ahead.horizon(10_000, 10, 700_000, gib * 2**30) for gib in (1, 2, 8, 16)]
+    far = [ahead.steps_ahead(10_000, 10, 700_000, gib * 2**30) for gib in (1, 2, 8, 16)]
     assert far == [(153, True), (306, True), (3000, False), (3000, False)]
 
 

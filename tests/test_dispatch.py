@@ -4,7 +4,6 @@ import contextlib
 import random
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedbuff.core.events import TripLeft, UpdateArrived, UpdateRejected
 from fedbuff.core.server import Server
 from fedbuff.core.starting import refill
 from fedbuff.core.trips import OUTCOMES
+from fedbuff.deploy.reasons import NOT_ITS_CLIENTS
 from fedbuff.deploy.wire import Orders, Report, Result
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError
@@ -636,14 +636,14 @@ def test_one_bad_client_is_shut_out_and_its_gateway_and_neighbours_are_not(world
     assert [books.trips.client[t] for t in range(len(books.trips))].count(bad) == 2
 
 
-def test_a_claim_of_everybody_thousands_of_times_is_refused_quickly(worlds):
+def test_a_claim_of_everybody_many_times_is_refused(worlds):
     world = worlds({}, clients=1_000_000)
     world.nodes = {"": 1}
     world.dispatch.online({1: ""}, 0.0)
     ((_, _, name),) = world.dispatch.messages()
-    began = time.perf_counter()
     world.dispatch.reported(name, Report(JOB, ((0, 999_999),) * 20).to_bytes(), world.now)
-    assert time.perf_counter() - began < 1.0
+    assert world.dispatch.books.counts.refused[NOT_ITS_CLIENTS] == 1
+    assert not world.dispatch.books.trips
 
 
 def test_reports_that_nobody_asked_for_are_not_even_read(worlds):

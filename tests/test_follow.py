@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -141,19 +142,31 @@ def test_only_this_machine_is_answered_and_only_what_there_is(settings_file, tmp
 
 
 def test_a_failed_run_says_so_on_the_page():
-    addresses = []
+    addresses: list[str] = []
+    states: list[str] = []
     task = fb.tasks.synthetic(clients=5, features=3, max_examples=4)
 
     def stop(status):
         follow(status)
         if status.server_steps == 2:
-            assert json.loads(fetch(f"{url}data.json")[1])["state"] == "running"
+            watching.start()
+            while "running" not in states:
+                time.sleep(0.01)
             raise RuntimeError("enough")
+
+    def watch():
+        while states[-1:] != ["failed"]:
+            states.append(json.loads(fetch(f"{url}data.json")[1])["state"])
+            time.sleep(0.05)
+
+    watching = threading.Thread(target=watch, daemon=True)
 
     with pytest.raises(RuntimeError, match="enough"), live("<x>", say=addresses.append) as follow:
         url = addresses[0].split()[-1]
         server = fb.Server(start=fb.refill(2), buffer_size=1)
         fb.simulate(server, task, client=fb.LocalSGD(lr=0.1), until=fb.server_steps(9), progress=stop, workers=1)
+    watching.join(timeout=30)
+    assert states[-1] == "failed"
 
 
 @pytest.mark.parametrize(

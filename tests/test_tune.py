@@ -439,12 +439,11 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path):
     study = tmp_path / "study"
     tune(SMALL, study, trials=1)
     kept = json.loads((study / "data.json").read_text())
-    (study / "data.json").write_text(json.dumps({"digest": "another"}))
+    (study / "data.json").write_text(json.dumps({**kept, "digest": "another"}))
     with pytest.raises(FolderError, match="holds a study on other data"):
         tune(SMALL, study, trials=1)
     (study / "data.json").write_text("[")
     with pytest.raises(FolderError, match=r"data\.json is damaged"):
         tune(SMALL, study, trials=1)
-    (study / "data.json").unlink()
-    assert tune(SMALL, study, trials=1)["trials"] == 1, "an earlier version's studies do not say"
-    assert len(kept["digest"]) == 12
+    (study / "data.json").write_text(json.dumps(kept))
+    assert tune(SMALL, study, trials=1)["trials"] == 1

@@ -558,10 +558,12 @@ def filled(number: int, trips: Trips | None = None) -> Trips:
     return trips
 
 
-def test_looking_again_takes_no_longer_for_600000_trips():
+def test_looking_again_is_over_what_is_new():
     trips = filled(600_000)
     figures = Figures(trips)
+    began = time.perf_counter()
     figures.look()
+    all_of_them = time.perf_counter() - began
     assert sum(figures.outcomes.values()) == 600_000
     took = []
     for _ in range(5):
@@ -570,7 +572,7 @@ def test_looking_again_takes_no_longer_for_600000_trips():
         figures.look()
         spread(figures.staleness)
         took.append(time.perf_counter() - began)
-    assert sorted(took)[2] < 0.01
+    assert sorted(took)[2] < all_of_them / 10  # 600 times as many
     values = trips.staleness_used()
     shown = spread(figures.staleness)
     assert shown == {"updates": len(values), "mean": values.mean(), "median": np.median(values), "max": values.max()}

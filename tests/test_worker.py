@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +74,8 @@ def test_one_worker_answers_message_after_message(settings, place):
     first = asked(settings, place, 1, 2)
     pids = workers(place)
     assert len(pids) == 1
-    began = time.monotonic()
     second = asked(settings, place, 3)
     assert workers(place) == pids
-    assert time.monotonic() - began < 60  # it did not load torch again, which would take longer on no machine
     assert [r.trip for r in first.results] == [1, 2]
     assert [r.trip for r in second.results] == [3]
     assert second.holding == (1, 2)

@@ -121,7 +121,7 @@ def timeline(args: argparse.Namespace) -> None:
         tables = {**tables, "timing": {"trace": {"path": str(args.trace)}}}
     for name in ("privacy", "secure_aggregation"):
         if name in tables:
-            print(f"fedbuff: [{name}] is left out: whom its limits keep away takes part in this timeline", file=sys.stderr)
+            print(f"fedbuff: [{name}] is ignored here: clients that its limits would keep away take part", file=sys.stderr)
     began = time.perf_counter()
     tables = changed(tables, args)
     until = tables.get("until")

@@ -39,8 +39,9 @@ from fedbuff.privacy.settings import Privacy
 from fedbuff.report.address import host_and_port
 from fedbuff.report.run import Run
 from fedbuff.sim.availability import windows
+from fedbuff.sim.refused import check_sampling, check_secure
 from fedbuff.sim.secure import SecureAggregation
-from fedbuff.sim.simulate import agree, describe, sampled_by_all, simulate
+from fedbuff.sim.simulate import describe, simulate
 from fedbuff.sim.timing import Sizes, Timing, half_normal, mean_duration
 from fedbuff.sim.until import Until
 from fedbuff.toml import SettingsError, Table
@@ -120,7 +121,7 @@ class Settings:
             check.integer(1, evaluate_every=self.evaluate_every)
         check.number(1e-9, 1, evaluate_share=self.evaluate_share)
         if self.secure_aggregation is not None:
-            agree(self.secure_aggregation, self.server, self.privacy)
+            check_secure(self.secure_aggregation, self.server, self.privacy)
         if self.deploy is not None:
             self.check_deployable()
             if self.deploy.metrics:
@@ -130,7 +131,7 @@ class Settings:
                     f"deploy.max_norm={self.deploy.max_norm:g}: with secure aggregation nobody sees how long an update is, and "
                     "its clip is a limit already; leave max_norm out"
                 )
-        sampled_by_all(self.server, self.privacy, self.availability)
+        check_sampling(self.server, self.privacy, self.availability)
         if self.privacy is not None:  # with any noise and any number of clients: both take longer to find out
             any_noise = replace(self.privacy, epsilon=None, noise_multiplier=1.0)
             limits = {"server_steps": self.until.server_steps, "trips": self.until.trips}

@@ -19,7 +19,7 @@ from fedbuff.core.optimizers import momentum
 from fedbuff.core.staleness import polynomial
 from fedbuff.core.starting import refill
 from fedbuff.learn.evaluate import Part
-from fedbuff.sim.ahead import Ahead, horizon
+from fedbuff.sim.ahead import Ahead, steps_ahead
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.simulation import Simulation
 from fedbuff.sim.timing import Sizes, half_normal
@@ -131,7 +131,7 @@ def under_way(case: Case) -> Simulation:
         seed=0,
     )
     w = np.zeros(weights, np.float32)
-    steps, on_disk = horizon(concurrency, BUFFER_SIZE, w.nbytes)
+    steps, on_disk = steps_ahead(concurrency, BUFFER_SIZE, w.nbytes)
     room = 4 * concurrency + 256, (steps + 2) * BUFFER_SIZE + 256, w, on_disk
     pool = Workers(Untrained(), *room, workers=1)  # type: ignore[arg-type]
     simulation = Simulation(

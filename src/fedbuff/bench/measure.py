@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +35,10 @@ from fedbuff.sim.simulation import Status
 from fedbuff.sim.until import trips
 
 CONCURRENCY, BUFFER_SIZE = 1000, 10
-SECURE: dict[str, Literal["plain", "enclave", "helpers"]] = {
-    "fixed": "plain",
-    "enclave": "enclave",
-    "helpers": "helpers",
-}
-PRIVATE: dict[str, Mechanism] = {"tree": "tree", "tree_honaker": "tree-honaker", "blt": "blt"}
+PRIVATE: dict[str, Mechanism] = {"tree": "tree", "blt": "blt"}
 ROUNDS = 60  # of turns
 AFTER = 200_000  # trips, until 100,000 in flight have turned over
-LAYERS = ("tree", "blt", "enclave")
+LAYERS = (*PRIVATE, "enclave")
 
 
 class _EnoughError(Exception):
@@ -207,7 +202,8 @@ def main(name: str, way: str, share: str) -> None:
     count, few = round(workload.trips * float(share)), round(workload.trips * float(share) / 5)
     result: dict[str, Any] = {"data_mb": data}
     if way == "turns":
-        result["turns"] = turns(workload, task, max(10, count // 12), {"ours": {}} | {layer: told(layer) for layer in LAYERS})
+        ways = {way: arguments_of(way) for way in ("ours", *LAYERS)}
+        result["turns"] = turns(workload, task, max(10, count // 12), ways)
     elif way == "loop":
         result["trips_per_second"] = loop(workload, task, max(10, few))
     elif way == "central":
@@ -217,22 +213,22 @@ def main(name: str, way: str, share: str) -> None:
         result["trips_per_second"] = at(workload, task, count, concurrency, clients)
     else:
         engine, workers = way.split("-")
-        how = {"engine": "ray"} if engine == "ray" else told(engine)
+        how = {"engine": "ray"} if engine == "ray" else arguments_of(engine)
         # all trips in flight have started at once, and go on ending in waves: fewer trips than two of these may flatter
         waves = min(2 * CONCURRENCY, workload.trips)
         result["trips_per_second"] = ours(workload, task, max(count, waves), int(workers), **how)
     print(json.dumps(result), flush=True)
 
 
-def told(name: str) -> dict[str, Any]:
-    """What `simulate` has to be told."""
-    if name == "bfloat16":
+def arguments_of(way: str) -> dict[str, Any]:
+    """What `simulate` is given for a way to train; nothing for `ours`."""
+    if way == "bfloat16":
         return {"training": Training(precision="bfloat16")}
-    if name in PRIVATE:
+    if way in PRIVATE:
         often = 1 << 20
-        privacy = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[name], max_participations=often, horizon=1 << 16)
+        privacy = Privacy(1.0, 1e-6, noise_multiplier=1.0, mechanism=PRIVATE[way], max_participations=often, horizon=1 << 16)
         return {"privacy": privacy}
-    return {"secure_aggregation": SecureAggregation(SECURE[name], clip=1.0)} if name in SECURE else {}
+    return {"secure_aggregation": SecureAggregation("enclave", clip=1.0)} if way == "enclave" else {}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from fedbuff.learn.task import Task
 class Workload:
     """A task, what a client does in a trip, and how many trips make a measurement of several seconds on two slow cores."""
 
-    title: str
     task: Callable[[], Task]
     client: LocalSGD
     trips: int
@@ -63,14 +62,6 @@ def million() -> Task:
     return _task(model, x, rng.integers(0, 10, 50_000), [10] * 5000)
 
 
-def perceptron() -> Task:
-    """5,000 clients with ten vectors each, and a million weights that a trip hardly takes longer for than to write them."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((50_000, 784), dtype=np.float32)
-    model = lambda: nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 460), nn.ReLU(), nn.Linear(460, 10))  # noqa: E731
-    return _task(model, x, rng.integers(0, 10, 50_000), [10] * 5000)
-
-
 def sent140() -> Task:
     """20,000 clients with one to five tweets of 25 words, most of them one or two; no word is more frequent than others."""
     rng = np.random.default_rng(0)
@@ -110,14 +101,13 @@ def _task(model: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, sizes: l
 
 
 WORKLOADS = {
-    "cifar": Workload("CIFAR CNN", cifar, LocalSGD(lr=0.05, batch_size=32), 3000),
+    "cifar": Workload(cifar, LocalSGD(lr=0.05, batch_size=32), 3000),
     # few clients, so that the measurement is of what a trip costs, and not of meeting each of them for the first time
-    "cifar-again": Workload("CIFAR CNN", partial(cifar, 1500), LocalSGD(lr=0.05, batch_size=32), 3000, after=4000),
-    "sent140": Workload("Sent140 LSTM, 25 words", sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
-    "tweets": Workload("Sent140 LSTM, 15 words on average", tweets, LocalSGD(lr=0.05, batch_size=32), 20_000),
-    "celeba": Workload("CelebA CNN, two local steps", celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
-    "logistic": Workload("logistic regression", logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
-    "million": Workload("CNN of a million weights", million, LocalSGD(lr=0.05, batch_size=32), 1500),
-    "perceptron": Workload("perceptron of a million weights", perceptron, LocalSGD(lr=0.05, batch_size=32), 5000),
-    "large": Workload("ten million weights", large, LocalSGD(lr=0.05, batch_size=32), 2000),
+    "cifar-again": Workload(partial(cifar, 1500), LocalSGD(lr=0.05, batch_size=32), 3000, after=4000),
+    "sent140": Workload(sent140, LocalSGD(lr=0.05, batch_size=32), 20_000),
+    "tweets": Workload(tweets, LocalSGD(lr=0.05, batch_size=32), 20_000),
+    "celeba": Workload(celeba, LocalSGD(lr=0.05, batch_size=13), 1500),
+    "logistic": Workload(logistic, LocalSGD(lr=0.01, batch_size=32), 400_000),
+    "million": Workload(million, LocalSGD(lr=0.05, batch_size=32), 1500),
+    "large": Workload(large, LocalSGD(lr=0.05, batch_size=32), 2000),
 }

@@ -68,13 +68,13 @@ def able(method: str, expected: str, /, **values: Any) -> None:
 
 
 def function(count: int, expected: str, /, **values: Any) -> None:
-    """A function of so many arguments, which the class of such functions is not."""
+    """A function of so many arguments, or an object that is called like one; its class, given by mistake, is refused."""
     able("__call__", expected, **values)
     takes(count, expected, **values)
 
 
 def takes(count: int, expected: str, /, **values: Any) -> None:
-    """What can be called with so many arguments, as far as it says."""
+    """What can be called with so many arguments, if it has a signature to tell by."""
     for name, value in values.items():
         fits(callable(value), expected, **{name: value})
         try:

@@ -94,7 +94,7 @@ class Server:
         self._begun, self._sealed = False, sealed
         live = {"protection": protection is not None, "sealed": sealed, "available": available is not None}
         self.live = [name for name, given in live.items() if given]  # what only a server of its own looks at
-        self._schedule: Schedule | None = None
+        self._bound: Schedule | None = None
         if weights is not None and clients is not None:
             w = np.array(weights)
             if w.ndim != 1 or not np.issubdtype(w.dtype, np.floating):
@@ -107,9 +107,9 @@ class Server:
             if protection is not None:
                 protection.check(self)
             limits = None if protection is None else protection.limits
-            self._schedule = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available, limits)
+            self._bound = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available, limits)
             self._versions, self._protection = Versions({0: w}, newest=0), protection
-            self._aggregation = Aggregation(w, self.optimizer, mixing, self.buffer_size if self._schedule.sampled else None)
+            self._aggregation = Aggregation(w, self.optimizer, mixing, self.buffer_size if self._bound.sampled else None)
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
 
     def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
@@ -124,9 +124,9 @@ class Server:
         if self._begun:
             raise RuntimeError("Server.begin() was called twice; make a new Server for a new run")
         check.number(-np.inf, time=time)
-        commands = self._orders(self._book.begin(time))
+        commands = self._orders(self._schedule.begin(time))
         self._begun = True
-        return commands + (self._go_on(time) if self._book.full() else [])
+        return commands + (self._go_on(time) if self._schedule.full() else [])
 
     def handle(self, event: Event) -> list[Command]:
         """What to do now that `event` happened."""
@@ -185,7 +185,7 @@ class Server:
             return [self._unknown(event.trip)]
         client, start_version = started
         refused = self._protection.refusal(client, self.version) if self._protection is not None else None
-        if not self._sealed or self._book.full() or refused:
+        if not self._sealed or self._schedule.full() or refused:
             reason = refused or ("the buffer is full, and waits for its sum" if self._sealed else "this server is not sealed")
             return self._rejected(event, reason)
         weight = weight_of(self.weigh, self.version - start_version)
@@ -196,12 +196,12 @@ class Server:
             self._protection.admit(client, self.version)
         self._buffer.append((int(trip), self.version - start_version, weight))
         self.versions.release(start_version)
-        self._book.arrived(int(trip))  # k ← k + 1
+        self._schedule.arrived(int(trip))  # k ← k + 1
         return self._go_on(time)
 
     def _sum_opened(self, event: SumOpened) -> list[Command]:
         total = np.asarray(event.total)
-        if not self._sealed or not self._book.full() or event.version != self.version:
+        if not self._sealed or not self._schedule.full() or event.version != self.version:
             raise ValueError(f"a sum for version {event.version}: there is no full, sealed buffer of that version")
         if total.shape != self.weights.shape or not np.isfinite(total).all():
             raise ValueError(f"the sum of version {event.version}: expected {len(self.weights)} finite numbers")
@@ -212,18 +212,18 @@ class Server:
     def _go_on(self, time: float) -> list[Command]:
         commands: list[Command] = []
         if self._sealed:
-            return [*([OpenBuffer(self.version)] if self._book.full() else []), *self._start_trips(time)]
-        if self._book.full():  # if k == K
+            return [*([OpenBuffer(self.version)] if self._schedule.full() else []), *self._start_trips(time)]
+        if self._schedule.full():  # if k == K
             commands = self._step()
         commands += self._start_trips(time)
-        return commands + self._go_on(time) if self._book.full() else commands  # a Poisson cohort may be empty
+        return commands + self._go_on(time) if self._schedule.full() else commands  # a Poisson cohort may be empty
 
     def _step(self) -> list[Command]:
         trips, staleness, weights = zip(*self._buffer, strict=True) if self._buffer else ((), (), ())
         noise = None if self._protection is None else self._protection.noise(self.version)
         with np.errstate(over="ignore", invalid="ignore"):  # too large a learning rate is for the caller to notice
             w = self._aggregation.step(max(staleness, default=0), noise)  # w ← w − η_g Δ̄ / K,  Δ̄ ← 0
-        cancelled = self._book.step()  # t ← t + 1
+        cancelled = self._schedule.step()  # t ← t + 1
         for _, version in cancelled:
             self.versions.release(version)
         self.versions.add(w)
@@ -246,7 +246,7 @@ class Server:
             return [self._unknown(event.trip)]
         self.versions.hold(self.version)
         self.versions.release(started[1])
-        self._book.left(int(event.trip))
+        self._schedule.left(int(event.trip))
         return []
 
     # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +254,7 @@ class Server:
     @property
     def versions(self) -> Versions:
         """Weights by version: the newest, and those that trips in flight started from."""
-        if self._schedule is None:
+        if self._bound is None:
             raise RuntimeError(_UNBOUND)
         return self._versions
 
@@ -271,24 +271,24 @@ class Server:
     @property
     def exhausted(self) -> bool:
         """Whether no step will be taken any more: its protection lets nobody take part again, or has noise for no more."""
-        return self._book.exhausted() or (self._protection is not None and self._protection.over(self.version))
+        return self._schedule.exhausted() or (self._protection is not None and self._protection.over(self.version))
 
     @property
     def version(self) -> int:
         """How many server steps were taken."""
-        return self._book.version
+        return self._schedule.version
 
     @property
     def buffered(self) -> int:
         """How many updates are in the buffer: k of Algorithm 1."""
-        if self._schedule is None:
+        if self._bound is None:
             raise RuntimeError(_UNBOUND)
         return len(self._buffer)
 
     @property
     def in_flight(self) -> dict[int, tuple[Hashable, int]]:
         """Trips in flight: trip -> (client, start version)."""
-        return {trip: (self.clients[client], version) for trip, (client, version) in self._book.in_flight.items()}
+        return {trip: (self.clients[client], version) for trip, (client, version) in self._schedule.in_flight.items()}
 
     def started(self, trip: int) -> tuple[Any, int] | None:
         """Client and start version of a trip, if it is in flight."""
@@ -302,7 +302,7 @@ class Server:
         if self._protection is not None:
             spent, facts["protection"] = self._protection.state()
             arrays |= spent
-        return arrays, {"begun": self._begun, "schedule": self._book.state(), "buffer": self._buffer, **facts}
+        return arrays, {"begun": self._begun, "schedule": self._schedule.state(), "buffer": self._buffer, **facts}
 
     def restore(self, arrays: dict[str, Vector], facts: dict[str, Any]) -> list[Command]:
         """Take over the state of a server with the same settings, in place of `begin`.
@@ -312,37 +312,37 @@ class Server:
         for name, w in arrays.items():
             if name.startswith("version.") and w.shape != self.weights.shape:
                 raise ValueError(f"{name}: {len(w)} weights, and this server has {len(self.weights)}: another model's state")
-        self._book.restore(facts["schedule"])
-        held = [version for _, version in self._book.in_flight.values()]
+        self._schedule.restore(facts["schedule"])
+        held = [version for _, version in self._schedule.in_flight.values()]
         weights = {int(name.removeprefix("version.")): w for name, w in arrays.items() if name.startswith("version.")}
         self._versions = Versions(weights, self.version, held)
         self._aggregation.restore(self.weights, arrays, facts)
         if self._protection is not None:
             self._protection.restore(arrays, facts["protection"])
         self._buffer = [(trip, staleness, weight) for trip, staleness, weight in facts["buffer"]]
-        self._begun = facts.get("begun", True)  # earlier versions did not say
+        self._begun = facts["begun"]
         return self._orders([])
 
     @property
-    def _book(self) -> Schedule:
-        if self._schedule is None:
+    def _schedule(self) -> Schedule:
+        if self._bound is None:
             raise RuntimeError(_UNBOUND)
-        return self._schedule
+        return self._bound
 
     def _start_trips(self, time: float) -> list[Command]:
-        return self._orders(self._book.start_trips(time))
+        return self._orders(self._schedule.start_trips(time))
 
     def _orders(self, trips: list[int]) -> list[Command]:
         commands: list[Command] = []
         for trip in trips:
-            client, version = self._book.in_flight[trip]
+            client, version = self._schedule.in_flight[trip]
             self.versions.hold(version)
             commands.append(StartTrip(trip, self.clients[client], version))
-        at = self._book.wake()
+        at = self._schedule.wake()
         return commands if at is None else [*commands, Wake(at)]
 
     def _in_flight(self, trip: Any) -> tuple[int, int] | None:
-        return self._book.in_flight.get(int(trip)) if _is_integer(trip) else None
+        return self._schedule.in_flight.get(int(trip)) if _is_integer(trip) else None
 
     def _acceptable(self, update: Any, examples: Any, staleness: int) -> tuple[Vector | None, str]:
         """The update as a vector of the model's dtype, or why not; that it is finite is seen on the sum."""
@@ -362,13 +362,13 @@ class Server:
             return vector.astype(self.weights.dtype, copy=False), ""
 
     def _ended(self, trip: int) -> None:
-        self.versions.release(self._book.in_flight[trip][1])
-        self._book.ended(trip)
+        self.versions.release(self._schedule.in_flight[trip][1])
+        self._schedule.ended(trip)
 
     def _unknown(self, trip: Any) -> UpdateRejected:
         return UpdateRejected(
             trip,
-            f"trip {trip!r} is not in flight (version {self.version}, {len(self._book.in_flight)} trips in flight); "
+            f"trip {trip!r} is not in flight (version {self.version}, {len(self._schedule.in_flight)} trips in flight); "
             "was it reported twice, or cancelled?",
         )
 

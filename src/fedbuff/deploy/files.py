@@ -10,10 +10,12 @@ import shlex
 import sys
 from collections.abc import Iterable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 from fedbuff import toml
 from fedbuff.deploy import processes
+from fedbuff.version import __version__
 
 
 def texts(folder: Path, names: list[str]) -> dict[str, str]:
@@ -151,7 +153,14 @@ def compose(folder: Path, names: list[str]) -> str:
         for name, command in commands.items()
     )
     there = toml.show(f"{folder}:{folder}".replace("$", "$$"))
-    return _COMPOSE.format(user=f"{os.getuid()}:{os.getgid()}", folder=toml.show(str(folder)), volume=there, services=services)
+    return _COMPOSE.format(
+        torch=metadata.version("torch").partition("+")[0],  # first and alone: another one may be fetched with all of CUDA
+        version=__version__,
+        user=f"{os.getuid()}:{os.getgid()}",
+        folder=toml.show(str(folder)),
+        volume=there,
+        services=services,
+    )
 
 
 def _inside(command: list[str]) -> str:
@@ -162,12 +171,14 @@ def _inside(command: list[str]) -> str:
 
 _COMPOSE = """\
 # docker compose up --build; network_mode host, so that only this machine reaches what is not for gateways.
+# fedbuff comes from your package index. If it is not there: a wheel beside this file, COPY, and its name below.
 x-process: &process
   build:
     context: .
     dockerfile_inline: |
       FROM python:3.12-slim
-      RUN pip install --no-cache-dir 'fedbuff[flower,demo]'
+      RUN pip install --no-cache-dir torch=={torch}
+      RUN pip install --no-cache-dir 'fedbuff[flower,demo]=={version}'
   image: fedbuff-deployment
   user: "{user}"
   network_mode: host

@@ -96,9 +96,9 @@ def is_known(loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
 
 
 def row_losses(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-    """The loss as a function that gives one number for each row, and how much its labels count there if not one.
+    """The loss as a function that gives one loss for each row, and the row's weight in the mean; None if all weigh 1.
 
-    The loss of some rows is then the sum of the one divided by the sum of the other, or by how many they are.
+    The loss of some rows is then the sum of these losses divided by the sum of weights, or by how many rows there are.
     """
 
     def by_vmap(output: Tensor, label: Tensor) -> tuple[Tensor, None]:

@@ -3,7 +3,7 @@
 A partition is a function `(labels, clients, rng) -> one array of indices per client`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedbuff.core import check
 
 Indices = NDArray[np.int64]
-Partition = Callable[[NDArray[Any], int, np.random.Generator], list[Indices]]
 
 
 @dataclass(frozen=True)

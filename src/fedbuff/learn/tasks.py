@@ -211,7 +211,7 @@ def sent140(
                  sent140 and glove; by default $FEDBUFF_DATA
     glove        the name of GloVe's file; by default the only glove*.txt there is, or the paper's, glove.6B.300d.txt
     vocabulary   so many of the tweets' words that GloVe knows, the commonest
-    tokens       words of a tweet after these are cut off
+    tokens       tweets are cut after this many words
     min_tweets   accounts with fewer are left out
     share        accounts are drawn at random until they have this share of the tweets, as LEAF does
     """

@@ -272,7 +272,7 @@ class Planned:
     def __init__(self, plan: Plan, stream: streams.Stream, key: str) -> None:
         self.plan = plan
         self._stream, self._key = stream, key
-        self._released: int | None = 0  # server steps, all before this one; None: a state did not say
+        self._released = 0  # server steps, all before this one
 
     def increment(self, step: int) -> noise.Noise:
         """The noise to add to the sum of server step 0, 1, 2, …, in float64 and in the units of an update."""
@@ -282,7 +282,7 @@ class Planned:
                 "plan for more steps with restart_every"
             )
         increment = self._stream.increment(step)
-        self._released = max(self._released or 0, step + 1)
+        self._released = max(self._released, step + 1)
         return increment
 
     def state(self) -> tuple[dict[str, noise.Noise], dict[str, Any]]:
@@ -303,22 +303,20 @@ class Planned:
             raise ValueError(
                 "noise key: this run began with another one; with a new key, its noise would be drawn a second time"
             )
-        released = facts.get("released")  # as restart_every, not in older states: those go on without restarts
-        self._check_restarts(facts.get("restart_every"), released)
+        self._check_restarts(facts["restart_every"], facts["released"])
         self._stream.restore(arrays, facts)
-        self._released = released
+        self._released = facts["released"]
 
-    def _check_restarts(self, before: int | None, released: int | None) -> None:
+    def _check_restarts(self, before: int | None, released: int) -> None:
         """A tree that was begun stays as it is: restarts may only be added, and not where something was released."""
         every = self.plan.restart_every
         if every == before:
             return
-        if before is None and every is not None and released is not None and every >= released:
+        if before is None and every is not None and every >= released:
             return
-        began = f"this run began with restart_every={before}"
-        known = "its state does not say how many steps it released" if released is None else f"it released {released} steps"
-        why = f", and {known}; expected {before}" + (f", or {released} or more" if before is None and released else "")
-        raise ValueError(f"restart_every={every}: {began}{why}")
+        later = f", or {released} or more" if before is None and released else ""
+        began = f"this run began with restart_every={before}, and it released {released} steps"
+        raise ValueError(f"restart_every={every}: {began}; expected {before}{later}")
 
     def _fixed(self) -> dict[str, Any]:
         """What may not change within a run; the horizon may, and restarts may begin, for one that becomes longer."""

@@ -38,8 +38,7 @@ class Folder:
         self._lock = lock(path)
         try:
             self._claim(toml.dumps(settings), resume)
-            begun = self._checkpoint.exists() or self.finished
-            if data is not None and ((path / DATA).exists() or not begun):  # an earlier version's runs did not say
+            if data is not None:
                 see_data(path, data, "run")
         except BaseException:
             self._lock.close()
@@ -90,7 +89,7 @@ class Folder:
         try:
             with safe_open(self._checkpoint, framework="np") as f:
                 arrays, about = {name: f.get_tensor(name) for name in f.keys()}, f.metadata()  # noqa: SIM118  # not a dict
-            if "checksum" in about and about["checksum"] != _checksum(arrays, about["facts"]):  # earlier versions had none
+            if about["checksum"] != _checksum(arrays, about["facts"]):
                 raise ValueError("its checksum is another")
             return arrays, json.loads(about["facts"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as e:

@@ -19,8 +19,8 @@ def see_data(folder: Path, digests: Mapping[str, str], what: str) -> None:
         write_json(kept, dict(digests))
         return
     try:
-        there = json.loads(kept.read_text(encoding="utf-8"))
-        there = {"digest": there["digest"], "held_out": there.get("held_out", digests["held_out"])}  # once there was only one
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        there = {name: found[name] for name in digests}
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise FolderError(f"{kept} is damaged ({e!r}): remove it if the data is what it was") from e
     for name, digest in digests.items():

@@ -17,7 +17,7 @@ SEED_LOCKED = 48
 SESSION_SEALED = 80
 NAME = 16  # of an epoch, of a mask
 
-LARGEST_PRIME = (1 << 31) - 1
+_P = (1 << 31) - 1  # field.P: that file imports this one
 
 
 class RefusedError(Exception):
@@ -334,7 +334,7 @@ class Answer:
 
 
 def _elements(words: NDArray[np.uint32], name: str) -> None:
-    if len(words) and int(words.max()) >= LARGEST_PRIME:
+    if len(words) and int(words.max()) >= _P:
         raise RefusedError(f"{name}: a number is not below 2³¹ − 1")
 
 

@@ -13,28 +13,15 @@ try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers import Cipher as Cipher
+    from cryptography.hazmat.primitives.ciphers import algorithms as algorithms
+    from cryptography.hazmat.primitives.ciphers import modes as modes
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError as e:
     raise ValueError("secure aggregation needs cryptography: pip install 'fedbuff[secagg]'") from e
-
-__all__ = [
-    "Cipher",
-    "algorithms",
-    "derive",
-    "exchange",
-    "lock",
-    "modes",
-    "public",
-    "seal",
-    "sign",
-    "signer",
-    "unlock",
-    "unseal",
-]
 
 RandomBytes = Callable[[int], bytes]  # so many, fit for keys: os.urandom, or another in a test
 

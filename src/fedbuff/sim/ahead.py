@@ -42,7 +42,7 @@ _OVER = (
 _SOON = 3  # a trip that is needed before so many chunks are filled is needed soon
 
 
-def horizon(in_flight: float, buffer_size: int, update_bytes: int, memory: float = MEMORY) -> tuple[int, bool]:
+def steps_ahead(in_flight: float, buffer_size: int, update_bytes: int, memory: float = MEMORY) -> tuple[int, bool]:
     """How many server steps to look ahead, and whether `memory`, in bytes, is the limit.
 
     Far enough that nearly every trip in flight has ended by then, if the updates of all of them fit into memory.
@@ -55,7 +55,7 @@ def horizon(in_flight: float, buffer_size: int, update_bytes: int, memory: float
 class Ahead:
     """The updates of trips in flight, as far as they are trained.
 
-    steps        server steps to look ahead, see `horizon`
+    steps        server steps to look ahead, see `steps_ahead`
     per_step     trips that a server step takes
     per_example  what an example costs, in multiplications
     examples     that a client has on average

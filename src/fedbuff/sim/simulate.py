@@ -1,4 +1,4 @@
-"""`simulate`: a server over a task in virtual time. Arguments are checked and put together here; simulation.py plays them."""
+"""`simulate`: a server over a task in virtual time. Its arguments are put together here; simulation.py plays them."""
 
 import contextlib
 import math
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,22 +22,24 @@ from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.data import quick_digests
 from fedbuff.learn.task import Task
 from fedbuff.learn.training import Training
-from fedbuff.privacy.plan import Plan
+from fedbuff.privacy.plan import Plan as PrivacyPlan
 from fedbuff.privacy.protection import Protection, protect
 from fedbuff.privacy.settings import Privacy
 from fedbuff.report.folder import Folder, forget_key
 from fedbuff.report.run import Run, load
-from fedbuff.sim.ahead import MEMORY, WORTH, Ahead, horizon
+from fedbuff.sim.ahead import MEMORY, WORTH, Ahead, steps_ahead
 from fedbuff.sim.availability import windows
 from fedbuff.sim.fastplan import fastest
 from fedbuff.sim.pool import Pool
+from fedbuff.sim.refused import check_how, check_parts, check_sampling, check_secure, check_time_passes
 from fedbuff.sim.secure import Buffer, SecureAggregation, server_sees
 from fedbuff.sim.simulation import Simulation, Status
-from fedbuff.sim.timing import Sizes, check_timing, half_normal, mean_duration
+from fedbuff.sim.timing import Sizes, check_timing, half_normal
 from fedbuff.sim.until import Until
 from fedbuff.sim.workers import Workers, can_fork, cores
 
-_PROCESSES = 1024  # on one machine: more would only wait for each other
+if TYPE_CHECKING:
+    from fedbuff.learn.work import Trainer
 
 
 def simulate(
@@ -72,12 +74,15 @@ def simulate(
     client, timing, dropout, timeout, availability   what clients do, how long it takes, and what goes wrong
     privacy           differential privacy: how much, and by which mechanism
     secure_aggregation   how a buffer is added up without seeing its updates
+    seed              of everything random, but for the noise of a private run
     until             when to stop, e.g. `accuracy(0.6) | trips(600_000)`
     evaluate_every    trips between evaluations, at the next server step; by default the number of trips in flight, or
     evaluate_share    so many more that evaluating takes about this share of the work at most
     target            note when this accuracy is first reached, without stopping there (`until` stops)
+    algorithm         a name for the settings, shown in tables and plots
     out               the run folder; with `resume`, go on with the run it holds
     checkpoint_every  seconds (of real time) between checkpoints, or more where they are large; the result does not depend on it
+    progress          told of the run's `Status` after every server step
     training          how trips are computed, e.g. `Training(batched=False)` for the obvious loop
     workers           processes that train, this one included, by default one for each core; the result is the same
     engine, address   "ray" trains on a Ray cluster: on the one at `address`, or one started here; the result is the same
@@ -95,25 +100,13 @@ def simulate(
     from fedbuff.learn.local import initial_weights
     from fedbuff.learn.work import settle, trainer
 
-    _check_parts(server, task, client, until, training, privacy, secure_aggregation)
+    check_parts(server, task, client, until, training, privacy, secure_aggregation)
     check_timing(timing, availability)
-    check.instance(str, "a name for the run's settings, e.g. 'fedbuff'", algorithm=algorithm)
-    check.function(1, "a function of a line, e.g. print", say=say)
-    if progress is not None:
-        check.function(1, "a function of the run's status, or None", progress=progress)
-    check.integer(0, seed=seed)
-    check.number(0, checkpoint_every=checkpoint_every)
-    check.one_of(("local", "ray"), engine=engine)
-    if workers is not None:
-        check.integer(1, _PROCESSES if engine == "local" else math.inf, workers=workers)
-    if address is not None and engine != "ray":
-        raise ValueError(f"address={address!r} is a Ray cluster's: give engine='ray' with it")
+    check_how(
+        seed, algorithm, evaluate_every, evaluate_share, resume, checkpoint_every, progress, workers, engine, address, say
+    )
     seed, client, timing, until = int(seed), check.plain(client), check.plain(timing), check.plain(until)
     availability = None if availability is None else check.plain(availability)
-    if evaluate_every is not None:
-        check.integer(1, evaluate_every=evaluate_every)
-    check.number(1e-9, 1, evaluate_share=evaluate_share)
-    check.switch(resume=resume)
     target = until.accuracy if target is None else target
     if target is not None:
         check.number(0, 1, target=target)
@@ -128,12 +121,12 @@ def simulate(
         at_the_end.enter_context(np.errstate(over="ignore", invalid="ignore"))  # divergence is noticed, and said
         n = len(task.clients)
         limits = {"server_steps": until.server_steps, "trips": until.trips}
-        sampled_by_all(server, privacy, availability)
-        time_passes(until, timing, seed, n, task)
+        check_sampling(server, privacy, availability)
+        check_time_passes(until, timing, seed, n, task)
         promise = None if privacy is None else check.plain(privacy).plan(server, n, **limits)
         stalest = server.max_staleness
         if secure_aggregation is not None:
-            agree(check.plain(secure_aggregation), server, privacy)
+            check_secure(check.plain(secure_aggregation), server, privacy)
             stalest = secure_aggregation.stalest(server)
         flat, drawn = initial_weights(task, seed)
         first_look(task, flat, training.device)
@@ -179,24 +172,16 @@ def simulate(
             if folder.finished:
                 forget_key(folder.path)  # it was killed right before
                 return load(folder.path)
-        protection = protected(promise, privacy, n, len(weights), seed, folder) if promise else None
+        protection = protected(promise, privacy, n, len(weights), seed, folder) if promise and privacy else None
         in_flight = min(plan.mean_in_flight(), n)  # nobody is on two trips at once, however long they take
         memory = MEMORY if training.ahead_gib is None else training.ahead_gib * 2**30
-        steps, windowed = horizon(in_flight, server.buffer_size, weights.nbytes, memory)
+        steps, windowed = steps_ahead(in_flight, server.buffer_size, weights.nbytes, memory)
         work = trainer(task, client, seed, training, flat)
         if work.note is not None:
             say(f"fedbuff: trips are trained one at a time, which is slower: {work.note}")
         most = server.buffer_size + round(8 * math.sqrt(server.buffer_size))  # of a Poisson cohort, others have no more
-        versions, updates = round(4 * in_flight) + 256, (steps + 2) * most + 256
-        if engine == "ray":
-            from fedbuff.sim.ray import OnRay
-
-            how = training if work.note is None else Training(batched=False)
-            make = partial(trainer, sgd=client, seed=seed, how=how, checked=True, constants=flat.constants())
-            pool: Pool = OnRay(task, make, versions, updates, weights, windowed, workers, address)
-        else:
-            alone = not can_fork() or training.device != "cpu"
-            pool = Workers(work, versions, updates, weights, windowed, 1 if alone else workers or cores())
+        room = round(4 * in_flight) + 256, (steps + 2) * most + 256, weights, windowed
+        pool = _pool(work, task, client, seed, training, room, workers, engine, address)
         at_the_end.callback(pool.close)
         simulation = Simulation(
             plan=plan,
@@ -234,65 +219,38 @@ def simulate(
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)
 
 
-def _check_parts(
-    server: Server,
+def _pool(
+    work: "Trainer",
     task: Task,
     client: LocalSGD,
-    until: Until,
+    seed: int,
     training: Training,
-    privacy: Privacy | None,
-    secure_aggregation: SecureAggregation | None,
-) -> None:
-    """Refuse what is not what it stands for."""
-    check.instance(
-        Server, "who aggregates, e.g. fedbuff.Server(start=fedbuff.refill(concurrency=100), buffer_size=10)", server=server
-    )
-    check.instance(Task, "what is learned, e.g. fedbuff.tasks.digits() or a fedbuff.Task of your own", task=task)
-    check.instance(Until, "when to stop, e.g. fedbuff.trips(1000)", until=until)
-    check.instance(LocalSGD, "what a client does, e.g. fedbuff.LocalSGD(lr=0.1)", client=client)
-    check.instance(Training, "how trips are computed, e.g. fedbuff.Training(batched=True)", training=training)
-    private = "how much privacy, e.g. fedbuff.Privacy(clip=1.0, epsilon=8.0, delta=1e-5), or None"
-    check.instance(Privacy | None, private, privacy=privacy)
-    unseen_by = "how updates are added up, e.g. fedbuff.SecureAggregation(mode='enclave', clip=1.0), or None"
-    check.instance(SecureAggregation | None, unseen_by, secure_aggregation=secure_aggregation)
-    if server.live:
-        raise ValueError(
-            f"server: {', '.join(server.live)} is for a server that is driven by events; give simulate privacy=…, "
-            "secure_aggregation=… or availability=… instead"
-        )
+    room: tuple[int, int, Vector, bool],
+    workers: int | None,
+    engine: str,
+    address: str | None,
+) -> Pool:
+    """Who trains: processes of this machine, or of a Ray cluster.
+
+    room   how many versions and updates to have room for, a vector like them, and whether that is on disk
+    """
+    from fedbuff.learn.work import trainer
+
+    if engine == "ray":
+        from fedbuff.sim.ray import OnRay
+
+        how = training if work.note is None else Training(batched=False)
+        make = partial(trainer, sgd=client, seed=seed, how=how, checked=True, constants=work.flat.constants())
+        return OnRay(task, make, *room, workers, address)
+    alone = not can_fork() or training.device != "cpu"
+    return Workers(work, *room, 1 if alone else workers or cores())
 
 
-def protected(plan: Plan, privacy: Privacy | None, clients: int, weights: int, seed: int, folder: Folder | None) -> Protection:
+def protected(plan: PrivacyPlan, privacy: Privacy, clients: int, weights: int, seed: int, folder: Folder | None) -> Protection:
     """The plan with its noise: from the run's key, which is made here if it is a new run, or from its seed."""
-    if privacy is None or privacy.noise == "seeded":
+    if privacy.noise == "seeded":
         return protect(plan, clients, weights, seed_for(seed, "noise"), seeded=True)
     return protect(plan, clients, weights, os.urandom(32) if folder is None else folder.key())
-
-
-def agree(secure: SecureAggregation, server: Server, privacy: Privacy | None) -> None:
-    """Check that a server, secure aggregation and privacy go together."""
-    secure.check(server)
-    if privacy is not None and privacy.clip != secure.clip:
-        raise ValueError(
-            f"privacy.clip={privacy.clip:g}, secure_aggregation.clip={secure.clip:g}: clients clip once, make them equal"
-        )
-
-
-def sampled_by_all(server: Server, privacy: Privacy | None, availability: windows | None) -> None:
-    """Refuse amplification by sampling where only some clients can be drawn: those are drawn more often than accounted for."""
-    poisson = is_sampled(server.start)
-    if privacy is not None and poisson and availability is not None and availability.share < 1:
-        raise ValueError(
-            f"poisson=True, availability.open={availability.open:g} of {availability.period:g}: who is not there can't be in a "
-            "cohort, and the others are drawn the more often, so it is no Poisson sample; leave availability out"
-        )
-
-
-def time_passes(until: Until, timing: Draw, seed: int, clients: int, task: Task) -> None:
-    """Refuse to wait for a moment that never comes."""
-    endless = until.virtual_time and until.trips is None and until.server_steps is None
-    if endless and not mean_duration(timing, seed, clients, Sizes(task.sizes() or task.examples)) > 0:
-        raise ValueError(f"until: with {timing} no virtual time passes; give trips or server_steps as well")
 
 
 def unseen(

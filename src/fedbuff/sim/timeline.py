@@ -47,20 +47,20 @@ class Timeline:
         """
         staleness = self.staleness[np.isin(self.outcome, ("used", "unused"))]
         started = float(self.start_time.max())
-        horizon = started or float(self.end_time.max()) or 1.0
-        busy = np.minimum(self.end_time, horizon) - self.start_time
-        ended = self.end_time <= horizon
+        until = started or float(self.end_time.max()) or 1.0
+        busy = np.minimum(self.end_time, until) - self.start_time
+        ended = self.end_time <= until
         names, counts = np.unique(self.outcome, return_counts=True)
         return {
             "trips": len(self.trip),
             "server_steps": int(self.start_version.max() if started else self.server_step.max()),
-            "virtual_time": horizon,
+            "virtual_time": until,
             "staleness_mean": float(staleness.mean()) if len(staleness) else None,
             "staleness_max": int(staleness.max()) if len(staleness) else None,
             "staleness_p50": float(np.percentile(staleness, 50)) if len(staleness) else None,
             "staleness_p99": float(np.percentile(staleness, 99)) if len(staleness) else None,
-            "concurrency_mean": float(busy.sum() / horizon),
-            "trips_per_time": float(ended.sum() / horizon),
+            "concurrency_mean": float(busy.sum() / until),
+            "trips_per_time": float(ended.sum() / until),
             "duration_mean": float((self.end_time - self.start_time).mean()),
             "outcomes": dict(zip(names.tolist(), counts.tolist(), strict=True)),
         }

@@ -9,7 +9,7 @@ from typing import Any
 from fedbuff import settings, toml
 from fedbuff.learn.data import data_of
 from fedbuff.report.files import lock, write_text
-from fedbuff.report.same_data import DATA, see_data
+from fedbuff.report.same_data import see_data
 from fedbuff.toml import SettingsError, Table
 
 
@@ -39,8 +39,7 @@ def opened(out: Path, tables: Table, searched: Mapping[str, Any], make: Callable
                 part.unlink()
             make(fresh)
             fresh.replace(database)
-        if not begun or (out / DATA).exists():  # an earlier version's studies did not say
-            see_data(out, data_of(settings.from_tables(tables).load_task()).digests(), "study")
+        see_data(out, data_of(settings.from_tables(tables).load_task()).digests(), "study")
         write_text(kept, text)
         yield database
 
