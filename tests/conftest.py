@@ -111,7 +111,7 @@ def fedbuff(tmp_path: Path, ready: Callable[..., Done]) -> Callable[..., Done]:
 
 
 def command(arguments: Sequence[object]) -> list[str]:
-    return [sys.executable, "-m", "fedbuff.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "fedbuff", *map(str, arguments)]
 
 
 def same_arrays(a: object, b: object) -> bool:

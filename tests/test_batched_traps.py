@@ -582,3 +582,121 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("model", [Drawing, Counting])
 def test_a_model_that_is_not_the_same_twice_is_said_to_be_so(model):
     assert "no two runs will be the same" in refused(model)
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_an_update_is_the_same_wherever_it_is_written(kernels, monkeypatch):
+    """What torch's products round to depends on where their result lies, and a run that goes on has other rows for updates."""
+    monkeypatch.setenv("FEDBUFF_KERNELS", kernels)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 19), nn.Tanh(), nn.Linear(19, 3)).double()  # of an odd number of weights
+
+    task = task_of(model, clients_of((8,), sizes=[13, 20, 27, 31] * 10))
+    flat, weights = initial_weights(task, 0)
+    rows, together = np.zeros((81, len(weights))), batched(task, SGD, 0, flat)
+    for first in (0, 41):
+        together.into(rows, range(first, first + 40), [Job(i, i, weights) for i in range(40)])
+    assert np.array_equal(rows[:40], rows[41:])
+
+
+class Normed(nn.Module):
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.end = nn.Conv2d(3, 16, 3), nn.GroupNorm(16, 16, affine=trained), nn.Linear(16 * 64, 3)
+
+    def forward(self, x):
+        return self.end(torch.tanh(self.norm(self.conv(x))).flatten(1))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_norm_of_images_with_little_contrast_is_as_exact_as_the_loop(trained):
+    clients = [(40 + x, y) for x, y in clients_of((3, 10, 10), sizes=[4] * 6)]
+    expected, found = both_ways(task_of(lambda: Normed(trained), clients))
+    exact, _ = both_ways(task_of(lambda: Normed(trained).double(), [(x.astype(np.float64), y) for x, y in clients]))
+    errors = [np.linalg.norm(updates - exact) for updates in (found, expected)]
+    assert errors[0] < 3 * errors[1]
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.end(x).squeeze()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")  # of torch's, in the loop
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.MSELoss(), lambda o, y: (o - y).pow(2).mean()], ids=["known", "module", "own"])
+def test_a_single_row_may_be_squeezed_to_a_number(loss):
+    clients = [(x, y.astype(np.float32)) for x, y in clients_of((4,), sizes=[1, 5, 9, 3, 1, 2])]
+    task = task_of(Squeezed, clients, loss)
+    sgd = fb.LocalSGD(lr=0.05, epochs=2, batch_size=4)
+    assert why_not(task, sgd, 3, initial_weights(task, 3)[0]) is None
+    assert_equal(task, sgd)
+
+
+def test_bfloat16_of_a_convolution_whose_input_is_shorter_than_its_stride():
+    """Torch's own gradient of its weights reads what the memory held before."""
+
+    def model() -> nn.Module:
+        first, second = (nn.Conv1d(32, 32, 3, stride=2, padding=1) for _ in range(2))
+        return nn.Sequential(first, nn.Tanh(), second, nn.Flatten(), nn.Linear(32, 3))
+
+    task = task_of(model, clients_of((32, 2), sizes=[3, 5, 2, 4, 6, 1] * 4))
+    flat, weights = initial_weights(task, 0)
+    jobs = [Job(i, i, weights) for i in range(24)]
+    exact = batched(task, SGD, 0, flat)(jobs)
+    low = batched(task, SGD, 0, flat, precision="bfloat16")
+    for _ in range(20):
+        for size in np.random.default_rng(0).integers(16, 20_000, 30):
+            torch.full((int(size),), torch.nan)
+        assert np.linalg.norm(low(jobs) - exact) < 0.02 * np.linalg.norm(exact)
+
+
+class PassesOver(nn.Module):
+    """A model that has nothing to say of rows of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.end = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        seen = x.abs().sum(1) > 0
+        h = x.new_zeros(len(x), 8)
+        h[seen] = torch.tanh(self.first(x[seen]))
+        return self.end(h)
+
+
+def test_what_fails_in_the_middle_of_a_run_is_trained_one_at_a_time(capfd):
+    clients = clients_of((4,), sizes=[5] * 200)
+    clients[150][0][2] = 0  # no client of the trial
+    runs = []
+    for way in (True, False):
+        server = fb.Server(start=fb.refill(20), buffer_size=5)
+        task = fb.Task(model=PassesOver, loss=F.cross_entropy, clients=clients, evaluate=clients[0])
+        runs.append(
+            fb.simulate(server, task, client=SGD, until=fb.trips(1000), workers=1, training=Training(batched=way)).weights
+        )
+    for name, weights in runs[0].items():
+        assert weights == pytest.approx(runs[1][name], rel=1e-3, abs=1e-5)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "some trips are trained one at a time, which is slower: together it failed with ValueError" in said[0]
+
+
+class Flattened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.end = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        self.lstm.flatten_parameters()
+        return self.end(self.lstm(x)[0][:, -1])
+
+
+def test_a_model_may_flatten_the_parameters_of_its_lstm():
+    task = task_of(Flattened, clients_of((5, 4)))
+    assert why_not(task, SGD, 3, initial_weights(task, 3)[0]) is None
+    assert_equal(task)

@@ -7,13 +7,16 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
 import tarfile
+import threading
 import tomllib
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -293,17 +296,29 @@ def test_the_archive_is_used_where_the_folder_is_not_whole(tmp_path, absent):
 
 def test_as_many_images_as_cifar10_has_must_be_its_own():
     """A batch that is there twice, or was overwritten, has the right shape."""
-    count, means = cifar._WHOLE["test"]
+    count, means, _ = cifar._WHOLE["test"]
     x, y = np.zeros((count, 3, 32, 32), np.uint8), np.arange(count) % 10
     said = refusal(lambda: cifar.check_whole("test", x, y, "here"))
     assert said.startswith("here: its 10,000 test images are not CIFAR-10's: their channels' means are 0.000000, 0.000000")
     for channel, mean in enumerate(means):  # 255 as often as the mean wants it
         x[:, channel] = 255 * (np.arange(count * 1024) < mean * count * 1024).reshape(count, 32, 32)
-    cifar.check_whole("test", x, y, "here")
+    said = refusal(lambda: cifar.check_whole("test", x, y, "here"))
+    assert said.startswith("here: some of its 10,000 test images or labels are not as CIFAR-10 has them; get it again")
     assert "1,000 of each class are, found 1001, 999, 1000" in refusal(
         lambda: cifar.check_whole("test", x, relabelled(y), "here")
     )
     cifar.check_whole("test", x[1:], y[1:], "here")
+
+
+@given(st.integers(0, 19), st.integers(0, 3071), st.integers(1, 255), st.permutations(range(20)))
+def test_a_fingerprint_is_of_images_and_their_labels_in_any_order(image, pixel, change, order):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 3, 32, 32), np.uint8), np.arange(20) % 10
+    whole = cifar.fingerprint(x, y)
+    assert cifar.fingerprint(x[order], y[order]) == whole
+    assert cifar.fingerprint(x, np.roll(y, 1)) != whole
+    x.reshape(20, -1)[image, pixel] ^= change
+    assert cifar.fingerprint(x, y) != whole
 
 
 def relabelled(y: np.ndarray) -> np.ndarray:
@@ -429,14 +444,13 @@ def test_each_missing_file_of_celeba_is_named(tmp_path, name):
         (celeba.IDENTITIES, lambda b: b.replace(b"000002.jpg 1", b"000002.jpg x"), "line 2: expected an image and the number"),
         (celeba.IDENTITIES, lambda b: b"\xff\xfe" + b, "not a text file"),
         (celeba.IDENTITIES, lambda b: b"", "lists no images"),
-        (celeba.IDENTITIES, lambda b: b[:-1] + b"0", "line 5: the file ends in the middle of it; get it again from https"),
+        (celeba.IDENTITIES, lambda b: b[:-2], "line 5: expected an image and the number of a celebrity, found '000005.jpg '"),
         (
             celeba.ATTRIBUTES,
             lambda b: b.replace(b"Smiling", b"Frowning"),
             "with Smiling among them, found '5' and 'Bald Frowning'",
         ),
         (celeba.ATTRIBUTES, lambda b: b[:-17], "lists 5 images, but lists 4; is it cut off?"),
-        (celeba.ATTRIBUTES, lambda b: b[:-1], "line 7: the file ends in the middle of it; get it again from https"),
         (celeba.ATTRIBUTES, lambda b: b[:-3], "line 7: expected an image and 2 times 1 or -1"),
         (
             celeba.ATTRIBUTES,
@@ -610,7 +624,9 @@ def test_accounts_are_drawn_until_they_have_their_share(tmp_path):
     ("name", "change", "complaint"),
     [
         ("tweets", lambda b: b"", "an empty file; get it from http://help.sentiment140.com"),
-        ("tweets", lambda b: b[:-10], "ends in the middle of a line, after"),
+        ("tweets", lambda b: b[:-10], "line 6: expected six columns, the first 0 or 4, found 4 columns"),
+        ("tweets", lambda b: b[:-2], "line 6: a quote that is not closed"),
+        ("tweets", lambda b: b[:100] + bytes(50) + b[150:], "not CSV (it holds a zero byte)"),
         (
             "tweets",
             lambda b: b.replace(b'"Mon Apr 06",', b"", 1),
@@ -630,7 +646,7 @@ def test_accounts_are_drawn_until_they_have_their_share(tmp_path):
         ("tweets", lambda b: b"\n\r\n", "holds no tweet"),
         ("tweets", lambda b: b"\xef\xbb\xbf\n", "holds no tweet"),
         ("glove", lambda b: b"", "an empty file"),
-        ("glove", lambda b: b[:-4], "line 6: the file ends in the middle of it"),
+        ("glove", lambda b: b[:-4], "line 6: a word with 2 numbers, but 3 on the lines before"),
         (
             "glove",
             lambda b: b.replace(b"bad -1 -2 -3", b"bad -1 -2"),
@@ -650,6 +666,21 @@ def test_wrong_files_of_sent140_are_refused(tmp_path, name, change, complaint):
     path.write_bytes(change(path.read_bytes()))
     said = refusal(lambda: fb.tasks.sent140(str(tmp_path)))
     assert complaint in said and path.name in said
+
+
+def test_a_last_line_may_lack_its_end(tmp_path):
+    write_celeba(tmp_path, {1: 5, 2: 5})
+    write_sent140(tmp_path, many(30))
+    before = fb.tasks.celeba(str(tmp_path)), fb.tasks.sent140(str(tmp_path))
+    for name in (celeba.IDENTITIES, celeba.ATTRIBUTES, sent140.FILE, "glove.6B.3d.txt"):
+        (path,) = tmp_path.rglob(name)
+        path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    for made, task in zip(before, (fb.tasks.celeba(str(tmp_path)), fb.tasks.sent140(str(tmp_path))), strict=True):
+        assert all(
+            np.array_equal(a, b)
+            for one, other in zip(made.clients, task.clients, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
 
 
 def test_tweets_may_have_a_byte_order_mark_and_blank_lines_at_the_end(tmp_path):
@@ -1021,6 +1052,8 @@ def test_a_folder_of_hugging_face_is_a_table_in_a_settings_file(tmp_path, fedbuf
         ({"label": "y"}, "label='y': no such column; there are x, label"),
         ({"inputs": "pixels"}, "train: no column 'pixels'"),
         ({"by": "who"}, "by='who': no such column"),
+        ({"by": "who", "train": StandIn(x=[1], z=[2], label=[0])}, "by='who': no such column; there are x, z, label"),
+        ({"by": "x", "train": [StandIn(x=[1], label=[0])]}, "by='x': train is a list of partitions, one for each client"),
         ({"train": []}, "train: expected at least one partition"),
         ({"train": StandIn(x=[], label=[])}, "train: holds no examples"),
         ({"train": StandIn(x=["a", "b"], label=[0, 1])}, "train: expected inputs of numbers"),
@@ -1326,7 +1359,7 @@ def test_what_is_wrong_with_data_is_one_line_and_exit_code_2(tmp_path, fedbuff):
     batches = write_cifar(tmp_path / "data")
     (tmp_path / "s.toml").write_text(SETTINGS)
     said = fedbuff("run", "s.toml", "--data", "nowhere", code=2).stderr
-    assert said == "fedbuff: --data nowhere: no such folder\n"
+    assert said == "fedbuff: --data nowhere: no such folder; it should hold datasets as docs/datasets.md says\n"
     said = fedbuff("run", "s.toml", code=2).stderr
     assert (
         said.startswith("fedbuff: task.cifar10: data: no folder is given; put cifar-10-python.tar.gz") and said.count("\n") == 1
@@ -1356,3 +1389,36 @@ def test_workers_share_mapped_clients(tmp_path):
     a, b = (fb.simulate(server, task, client=SGD, until=fb.trips(60), workers=n) for n in (1, 2))
     assert all(np.array_equal(a.weights[name], b.weights[name]) for name in a.weights)
     assert len(list(itertools.islice(a.metrics, 2))) == 2
+
+
+def test_two_threads_prepare_the_same_at_once(tmp_path):
+    """They have the number of their process in common, as processes in two containers may have."""
+    path, both = tmp_path / "source", threading.Barrier(2)
+    path.write_bytes(b"abc")
+
+    def make(new):
+        both.wait(timeout=30)
+        new("a", (3,), np.int64)[:] = 7
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(prepared, "thing", [path], [1], make) for _ in range(2)]
+        assert [f.result()["a"].tolist() for f in found] == [[7, 7, 7]] * 2
+    assert len(caches()) == 1
+
+
+def test_a_file_in_the_place_of_a_prepared_set_is_removed(tmp_path):
+    path, calls = tmp_path / "source", []
+    path.write_bytes(b"abc")
+    counted(path, calls)
+    (folder,) = caches()
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    counted(path, calls)
+    assert len(calls) == 2 and folder.is_dir()
+
+
+def test_a_folder_in_the_place_of_a_file_is_said_to_be_one(tmp_path):
+    path = write_celeba(tmp_path, {1: 5}) / celeba.IDENTITIES
+    path.unlink()
+    path.mkdir()
+    assert f"{path}: a folder, where a file should be; get it from" in refusal(lambda: fb.tasks.celeba(str(tmp_path)))

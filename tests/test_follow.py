@@ -19,7 +19,7 @@ import pytest
 import fedbuff as fb
 from browser import CHROMIUM, Browser
 from conftest import command
-from fedbuff.report.live import live
+from fedbuff.report.live import live, so_far
 
 # the obvious loop: slow enough to be watched, however fast the rest becomes
 SLOW = ("--set", "until.trips=15000", "--set", "client.lr=0.001", "--set", "training.batched=false", "--workers", 1)
@@ -95,6 +95,7 @@ def test_a_run_that_stops_at_an_evaluation_ends_with_the_status_of_its_summary(s
     for key in ("trips", "server_steps", "virtual_time", "in_flight"):
         assert getattr(last, key) == run.summary[key], key
     assert last.stopped == run.summary["stopped_by"]
+    assert last.task == so_far(last, 1.0).summary["task"] == run.summary["task"]
     assert all(np.array_equal(last.ended_trips()[name], column) for name, column in run.trips.items())
 
 

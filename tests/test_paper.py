@@ -496,11 +496,12 @@ def test_a_mistake_is_one_line(arguments, complaint, fedbuff):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_damaged_cell_is_named(fedbuff, tmp_path):
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"settings": null, "seed": 0, "summary": {"task": "x"}, "curve": {}}'])
+def test_a_damaged_cell_is_named(text, tmp_path):
     asked = ask(tmp_path)
     path = cells.where(experiments.from_tables({**asked.tables("fedbuff"), "seed": 0}), tmp_path)
     path.parent.mkdir()
-    path.write_text("{")
+    path.write_text(text)
     with pytest.raises(fb.FolderError, match="remove it to run this cell again"):
         cells.measure(asked.tables("fedbuff"), 0, tmp_path, asked.data)
 
@@ -686,15 +687,15 @@ def test_an_asynchronous_step_takes_k_trips_at_m_in_flight():
 
 
 def test_over_selection_loses_clients_with_many_examples_and_fedbuff_does_not(tmp_path):
-    sizes = [1 + (i % 40 == 0) * 60 for i in range(300_000)]
+    sizes = [1 + (i % 10 == 0) * 30 for i in range(300_000)]
     asked = ask(tmp_path, replace(SIZES, paper="sent140"))
     asked.__dict__["data"] = Data("synthetic", sizes, "")
     result = fig_bias.result(asked, {})
     assert [check.holds for check in result.checks] == [True, True, True]
     share = {pair.key: pair.ours.mean for pair in result.pairs if pair.ours is not None}
-    assert share["all-many"] == pytest.approx(1 / 40)
+    assert share["all-many"] == pytest.approx(1 / 10)
     assert share["over-selection-many"] < 0.3 * share["all-many"]
-    assert share["fedbuff-many"] == pytest.approx(1 / 40, rel=0.15)
+    assert share["fedbuff-many"] == pytest.approx(1 / 10, rel=0.1)
 
 
 def test_equal_clients_can_not_be_biased(tmp_path):

@@ -221,6 +221,21 @@ def test_a_diverged_run_and_a_task_without_accuracy_are_shown_too(run_folders, t
     assert shown.figures["targets"] == []
 
 
+def test_a_target_is_drawn_where_its_run_is_judged(run_folders):
+    run = fb.load(run_folders / "FedBuff-seed0")
+    other = dataclasses.replace(
+        run,
+        metrics=[{**m, "split": "validation"} for m in run.metrics],
+        summary={**run.summary, "target": 0.125},
+        settings={**run.settings, "name": "other"},
+    )
+    shown = pages.view([digest(run), digest(other)]).figures["targets"]
+    assert {(t["metric"], t["value"]) for t in shown} == {
+        (f"{run.metrics[0]['split']} accuracy", run.summary["target"]),
+        ("validation accuracy", 0.125),
+    }
+
+
 def test_why_runs_stopped_is_said(report, run_folders):
     header, _, fedbuff = report.tables["summary"]
     assert fedbuff[header.index("took")].endswith("reached 480 trips")
@@ -404,7 +419,7 @@ def test_every_count_is_in_one_bin_that_holds_its_value(counts):
         assert count == sum(n for value, n in counts.items() if low <= value < low + made["step"])
 
 
-@given(st.dictionaries(st.floats(0, 50), st.integers(1, 1000), min_size=1, max_size=60))
+@given(st.dictionaries(st.floats(0, 50) | st.floats(0, 1e300), st.integers(1, 1000), min_size=1, max_size=60))
 def test_weights_are_in_at_most_twenty_bins_from_zero(counts):
     made = figures._histogram(counts, whole=False)
     assert made["first"] == 0

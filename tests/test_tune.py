@@ -380,11 +380,19 @@ def damage(database, how):
             "garbage": b"what is this? " * 1000,
             "zeroed page": whole[:page] + bytes(4096) + whole[page + 4096 :],
             "last byte": whole[:-1],
+            "empty": b"",
         }[how]
     )
 
 
-@pytest.mark.parametrize("how", ["cut off", "header only", "garbage", "zeroed page", "last byte", "folder"])
+def test_a_study_that_was_lost_is_not_begun_again(tmp_path):
+    tune(SMALL, tmp_path, trials=1)
+    (tmp_path / "study.db").unlink()
+    with pytest.raises(SettingsError, match=r"study\.db is gone, and its results are not"):
+        tune(SMALL, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize("how", ["cut off", "header only", "garbage", "zeroed page", "last byte", "folder", "empty"])
 def test_a_damaged_study_is_refused_by_its_name(how, tmp_path):
     tune(SMALL, tmp_path, trials=1)
     damage(tmp_path / "study.db", how)

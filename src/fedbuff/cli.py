@@ -24,7 +24,7 @@ from fedbuff.deploy import replay
 from fedbuff.deploy.doctor import command as doctor_command
 from fedbuff.paper import command as paper_command
 from fedbuff.presets import PRESETS
-from fedbuff.report.compare import cells, comparison, markdown
+from fedbuff.report.compare import cells, comparison, markdown, on_what
 from fedbuff.report.files import FolderError, write_json, write_text
 from fedbuff.report.folder import write_trips
 from fedbuff.report.progress import bar
@@ -101,7 +101,7 @@ def compare(args: argparse.Namespace) -> None:
     header, body = cells(rows)
     if len(names := {run.summary["task"] for group in runs.values() for run in group}) > 1:
         print(f"fedbuff: not the same task: {', '.join(sorted(names))}; their numbers do not compare", file=sys.stderr)
-    print_table(header, body, caption=f"mean ± std over seeds {', '.join(map(str, seeds))}")
+    print_table(header, body, caption=f"{on_what(rows)}; mean ± std over seeds {', '.join(map(str, seeds))}")
     if reused:
         print(f"{reused} of {len(experiments)} runs were finished before and not run again; remove {out} to run them anew")
     print(f"runs and tables in {out}" + "".join(f"\nplot: {path}" for path in plots))
@@ -205,7 +205,7 @@ def _set_data(args: argparse.Namespace) -> None:
     """--data is FEDBUFF_DATA for this process: a place on this machine, and no part of what is run."""
     if (data := getattr(args, "data", None)) is not None:
         if not data.is_dir():
-            raise SettingsError(f"--data {data}: no such folder")
+            raise SettingsError(f"--data {data}: no such folder; it should hold datasets as docs/datasets.md says")
         os.environ["FEDBUFF_DATA"] = str(data.resolve())
 
 
@@ -401,7 +401,3 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(presets, "The algorithms by name, or one of them as a settings file.")
     sub.add_argument("name", nargs="?", metavar="NAME")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -324,6 +324,7 @@ class Service:
             self.metrics,
             partial(trips.arrays, ended=trips.ended),
             self.stopped,
+            self.task.name,
         )
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from fedbuff.core.versions import Vector
 from fedbuff.learn.client import LocalSGD
 from fedbuff.learn.flat import Buffers, Flat, cast
 from fedbuff.learn.generator import default_generator
-from fedbuff.learn.kernels import library, numbers
+from fedbuff.learn.kernels import library, numbers, usable
 from fedbuff.learn.local import Job, Matrix, Train, room_for
 from fedbuff.learn.losses import MEANS, is_mean_cross_entropy
 from fedbuff.learn.shuffle import Indices, all_batches, dropout_seeds
@@ -153,7 +153,9 @@ class Together:
         """Write the updates of the jobs into these rows."""
         if self.whole is not None and jobs and self.whole.into(updates, rows, *map(list, zip(*jobs, strict=True))):
             return
+        # our kernels write to where updates belong; torch's products would, but round by where that is (modulo 16 bytes)
         mine = updates.dtype == self.dtype and updates.strides[1] == updates.itemsize and self.device.type == "cpu"
+        mine = mine and usable(self.flat.vector) is not None
         versions = {id(job.weights): None for job in jobs}
         rank = {version: number for number, version in enumerate(versions)}
         examples = [self.examples(job.client) for job in jobs]
@@ -191,7 +193,7 @@ class Together:
         self.buffers.reset()
         everyone = [(0, len(x))]
         self.current.step = LocalStep(everyone, everyone, w, w, numbers([0]), Draws([0], self.device), [0], len(x))
-        return self.module(x)  # type: ignore[no-any-return]
+        return of_rows(self.module(x))
 
     def takes_channels_last(self) -> bool:
         """Whether the model's own code can do with channels-last images.
@@ -272,7 +274,7 @@ class Together:
     def gradients(self, step: LocalStep, x: Tensor, label: Tensor, scale: Tensor, sizes: list[int]) -> None:
         """Fill the step's gradient with that of each client's mean loss, times its scale."""
         self.current.step = step
-        n, output = torch.tensor(sizes, device=self.device), self.module(x)
+        n, output = torch.tensor(sizes, device=self.device), of_rows(self.module(x))
         if self.own and not label.is_floating_point() and int(label.min()) < 0:
             # labels below 0 may be left out of the mean, and a loss of one's own does not say so: client by client
             pairs = zip(torch.split(output, sizes), torch.split(label, sizes), strict=True)
@@ -286,6 +288,11 @@ class Together:
         for offset, size in self.parameters:
             if offset not in step.written:
                 step.gradient[list(step.places), offset : offset + size] = 0
+
+
+def of_rows(output: Tensor) -> Tensor:
+    """What a model said of some rows; one that ends in squeeze() says a single number of a single row."""
+    return output[None] if isinstance(output, Tensor) and output.dim() == 0 else output
 
 
 class Batch:

@@ -11,8 +11,10 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +44,14 @@ def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Cal
     arrays = _opened(folder, ctimes)
     if arrays is not None:
         return arrays
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    scratch: Path | None = None
     try:
         _sweep(folder)
-        scratch.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # a name of its own: threads have the same number, and so may processes of containers that share the cache
+        scratch = Path(tempfile.mkdtemp(f".{os.getpid()}.tmp", f".{folder.name}.", folder.parent))
         print(f"fedbuff: preparing {name}, once, into {folder.parent} …", file=sys.stderr, flush=True)
-        make(lambda array, shape, dtype: _room(scratch / f"{array}.npy", shape, dtype))
+        make(partial(_room, scratch))
         _seal(scratch, ctimes)
         with contextlib.suppress(OSError):  # another process was faster: its arrays are as good
             scratch.rename(folder)
@@ -56,13 +60,15 @@ def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Cal
         kept = f"it is kept in {folder.parent}, or where FEDBUFF_CACHE says"
         raise ValueError(f"{e.filename or folder}: can't prepare {name}: {e.strerror or e}; {kept}") from e
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
     if arrays is None:
         raise ValueError(f"{folder}: what was just written can't be read back; is the disk all right?")
     return arrays
 
 
-def _room(path: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def _room(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
     array: NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would be a crash later
         with path.open("r+b") as f:
@@ -110,6 +116,8 @@ def _checksum(path: Path) -> int:
 
 def _sweep(folder: Path) -> None:
     """Remove a damaged set, and what killed processes left behind."""
+    if folder.is_file():
+        folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     for left in folder.parent.glob(".*.tmp"):
         pid = left.name.split(".")[-2]

@@ -156,9 +156,5 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(f, 1):
                 if line.strip():
                     yield number, line.rstrip("\n")
-                    if not line.endswith("\n"):
-                        raise ValueError(
-                            f"{path}: line {number}: the file ends in the middle of it; get it again from {SOURCE}"
-                        )
     except UnicodeDecodeError as e:
         raise ValueError(f"{path}: not a text file: {e}") from e

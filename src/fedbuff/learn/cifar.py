@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedbuff.learn.cache import New
 from fedbuff.learn.folder import missing, one_line
 
-VERSION = 2  # of what `prepare` makes, and checks
+VERSION = 3  # of what `prepare` makes, and checks
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 TRAIN, TEST = tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",)
@@ -28,8 +28,11 @@ CLASSES, SHAPE = 10, (3, 32, 32)
 # of the 50,000 training images, channel by channel; FLSim's std (0.2023, 0.1994, 0.2010) is the mean of the images' own
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-# what a whole set has of each part: images, and the mean of each channel, which a single other image changes by 1e-5
-_WHOLE = {"train": (50_000, (0.49139968, 0.48215841, 0.44653091)), "test": (10_000, (0.49421428, 0.48513139, 0.45040909))}
+# what a whole set has of each part: images, the mean of each channel, and its fingerprint
+_WHOLE = {
+    "train": (50_000, (0.49139968, 0.48215841, 0.44653091), 0xFF78E2361FA1E64F),
+    "test": (10_000, (0.49421428, 0.48513139, 0.45040909), 0x8028989D7F7EAE66),
+}
 _MD5 = "c58f30108f718f92721af3b95e74349a"  # of the archive, as its page says
 _PIXELS = 3 * 32 * 32
 _LARGEST = 1 << 27  # bytes; a batch has 31 MB
@@ -67,7 +70,7 @@ def prepare(sources: list[Path], new: New) -> None:
 
 def check_whole(part: str, x: NDArray[np.uint8], y: NDArray[np.int64], where: str) -> None:
     """As many images as CIFAR-10 has must be its own; fewer are somebody's choice."""
-    count, means = _WHOLE[part]
+    count, means, whole = _WHOLE[part]
     if len(y) != count:
         return
     again = f"get it again from {SOURCE}"
@@ -83,6 +86,21 @@ def check_whole(part: str, x: NDArray[np.uint8], y: NDArray[np.int64], where: st
         raise ValueError(
             f"{where}: its {part} labels are not CIFAR-10's: {count // CLASSES:,} of each class are, found {classes}; {again}"
         )
+    if fingerprint(x, y) != whole:
+        raise ValueError(f"{where}: some of its {count:,} {part} images or labels are not as CIFAR-10 has them; {again}")
+
+
+def fingerprint(x: NDArray[np.uint8], y: NDArray[np.int64]) -> int:
+    """A number that any other pixel or label changes, and another order of the images does not."""
+    times = np.arange(1, _PIXELS // 8 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    total = 0
+    for i in range(0, len(y), 1000):
+        pixels = np.ascontiguousarray(x[i : i + 1000]).reshape(-1, _PIXELS).view("<u8")
+        rows = (pixels * times).sum(1) + y[i : i + 1000].astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
+        for shift, factor in ((31, 0xBF58476D1CE4E5B9), (29, 0x94D049BB133111EB)):  # so that changes don't cancel in the sum
+            rows = (rows ^ (rows >> np.uint64(shift))) * np.uint64(factor)
+        total += int(rows.sum())
+    return total % 2**64
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Batch]]:

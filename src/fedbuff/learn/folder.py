@@ -21,6 +21,8 @@ def locate(folder: Path, subfolders: Sequence[str], name: str, source: str) -> P
     places = [folder, *(folder / sub for sub in subfolders)]
     found = next((place / name for place in places if (place / name).is_file()), None)
     if found is None:
+        if folders := [place / name for place in places if (place / name).is_dir()]:
+            raise ValueError(f"{folders[0]}: a folder, where a file should be; get it from {source}")
         raise missing(places, name, source)
     return found
 

@@ -18,7 +18,7 @@ def find(folder: Path, name: str | None) -> Path:
     if name is not None:
         return locate(folder, subfolders, name, SOURCE)
     places = [folder, *(folder / sub for sub in subfolders)]
-    found = [path for place in places for path in sorted(place.glob("glove*.txt"))]
+    found = [path for place in places for path in sorted(place.glob("glove*.txt")) if path.is_file()]
     if not found:
         raise missing(places, "glove*.txt", SOURCE)
     if len(found) == 1:
@@ -36,8 +36,7 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.flo
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as f:
             for number, line in enumerate(f, 1):
-                if not line.endswith("\n"):
-                    raise ValueError(f"{path}: line {number}: the file ends in the middle of it; get it again from {SOURCE}")
+                line = line.rstrip("\n")
                 columns = line.count(" ")
                 width = columns if width is None else width
                 word, _, numbers = line.partition(" ")

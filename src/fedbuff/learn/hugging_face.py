@@ -58,10 +58,13 @@ def read(dataset: Any, where: str) -> Any:
         raise ValueError(f"{where}: can't be read ({one_line(e)})") from e
 
 
-def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
-    """Which examples belong to each value of the column."""
+def check_column(dataset: Any, by: str) -> None:
     if by not in dataset.column_names:
         raise ValueError(f"by={by!r}: no such column; there are {', '.join(dataset.column_names)}")
+
+
+def by_column(dataset: Any, by: str) -> list[NDArray[np.int64]]:
+    """Which examples belong to each value of the column."""
     keys = list(np.asarray(read(dataset, f"by={by!r}")[by]))
     if nobody := sum(key is None or (isinstance(key, float | np.floating) and bool(np.isnan(key))) for key in keys):
         raise ValueError(

@@ -19,6 +19,8 @@ VERSION = 1  # of what `prepare` makes
 def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
     """The JSON files of `train` and `test`; what is wrong with the first is said first."""
     train, test = (sorted((folder / split).glob("*.json")) for split in ("train", "test"))
+    if lost := [path for path in (*train, *test) if not path.is_file()]:
+        raise ValueError(f"{lost[0]}: no file; a link to nowhere, or a folder?")
     if train and not test:
         read_split(train)
     if not train or not test:

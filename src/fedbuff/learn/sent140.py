@@ -3,9 +3,10 @@
 import codecs
 import csv
 import re
-from collections import Counter
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,30 +27,54 @@ _TOKEN = re.compile(r"n't\b|'\w+|\w+?(?=n't\b)|\w+|[.,!?;]")
 def prepare(sources: Sequence[Path], vocabulary: int, tokens: int, new: New) -> None:
     """X (words by number, padding first), y (1 if positive), owners (accounts by number), and the words' vectors."""
     path, glove = sources
-    count: Counter[str] = Counter()
-    accounts, labels, texts = [], [], []
-    for account, label, text in read_tweets(path):
-        found = words(text)
-        count.update(found)
-        accounts.append(account)
-        labels.append(label)
-        texts.append(found[:tokens])
-    vectors = read_vectors(glove, count)
-    known = [word for word, _ in count.most_common() if word in vectors][:vocabulary]
+    t = _taken_in(path, tokens)
+    vectors = read_vectors(glove, t.words)
+    by_count = np.argsort(-np.asarray(t.counts), kind="stable")  # of equally many, the one that was met first
+    names = list(t.words)
+    known = [names[i] for i in by_count if names[i] in vectors][:vocabulary]
     if not known:
         raise ValueError(f"{glove}: knows none of the tweets' words")
     table = np.array([vectors[word] for word in known])
     rows = new("vectors", (2 + len(known), table.shape[1]), np.float32)
     rows[_OTHER], rows[_OTHER + 1 :] = table.mean(0), table  # the row before, padding, stays zero
-    number = {word: _OTHER + 1 + i for i, word in enumerate(known)}
-    _, owners = np.unique(accounts, return_inverse=True)
+    number = np.full(len(names), _OTHER, np.int32)
+    number[[t.words[word] for word in known]] = range(_OTHER + 1, _OTHER + 1 + len(known))
+    place = np.argsort(np.argsort(list(t.accounts)))  # accounts in the order of their names
+    owners = place[np.asarray(t.owners)]
     order = np.argsort(owners, kind="stable")  # an account's tweets lie side by side
-    x = new("x", (len(texts), tokens), np.int32)
+    x = new("x", (len(order), tokens), np.int32)
+    texts, ends = np.asarray(t.texts), np.cumsum(t.lengths)
     for row, i in enumerate(order):
-        if texts[i]:
-            x[row, -len(texts[i]) :] = [number.get(word, _OTHER) for word in texts[i]]
-    new("y", (len(texts),), np.int64)[:] = np.array(labels)[order]
-    new("owners", (len(texts),), np.int64)[:] = owners[order]
+        length = t.lengths[i]
+        x[row, tokens - length :] = number[texts[ends[i] - length : ends[i]]]
+    new("y", (len(order),), np.int64)[:] = np.asarray(t.labels)[order]
+    new("owners", (len(order),), np.int64)[:] = owners[order]
+
+
+class _Tweets(NamedTuple):
+    """All tweets as numbers, which take a tenth of the room of their words."""
+
+    words: dict[str, int]  # numbered as they are met, and so are accounts
+    accounts: dict[str, int]
+    counts: "array[int]"  # of each word
+    texts: "array[int]"  # the words of all tweets, one after another
+    lengths: "array[int]"
+    owners: "array[int]"
+    labels: "array[int]"
+
+
+def _taken_in(path: Path, tokens: int) -> _Tweets:
+    t = _Tweets({}, {}, *(array(kind) for kind in "qiiii"))
+    for account, label, text in read_tweets(path):
+        numbers = [t.words.setdefault(word, len(t.words)) for word in words(text)]
+        t.counts.extend([0] * (len(t.words) - len(t.counts)))
+        for number in numbers:
+            t.counts[number] += 1
+        t.texts.extend(numbers[:tokens])
+        t.lengths.append(min(len(numbers), tokens))
+        t.owners.append(t.accounts.setdefault(account, len(t.accounts)))
+        t.labels.append(label)
+    return t
 
 
 def read_tweets(path: Path) -> Iterator[tuple[str, int, str]]:
@@ -60,7 +85,10 @@ def read_tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 
         def lines() -> Iterator[str]:
             nonlocal over
-            yield from f
+            for line in f:
+                if "\0" in line:  # Python's reader takes it, and two half rows for one
+                    raise csv.Error("it holds a zero byte")
+                yield line
             over = True
             yield "\n"  # a row of its own, but where a quote is open
 
@@ -105,6 +133,3 @@ def _whole(path: Path) -> None:
         size = f.seek(0, 2)
         if size == 0:
             raise ValueError(f"{path}: an empty file; get it from {SOURCE}")
-        f.seek(size - 1)
-        if f.read(1) != b"\n":
-            raise ValueError(f"{path}: ends in the middle of a line, after {size:,} bytes; get it again from {SOURCE}")

@@ -277,6 +277,10 @@ def hugging_face(
     for where, part in parts:
         partitions.check_dataset(part, where)
     _, first = parts[0]
+    if by is not None and first is not train:
+        raise ValueError(f"by={by!r}: train is a list of partitions, one for each client already; leave one of them out")
+    if by is not None:
+        partitions.check_column(first, by)
     partitions.check_names(parts, label)
     inputs = inputs or partitions.input_column(first.column_names, label, by)
     found = [(where, *partitions.columns(part, inputs, label, where)) for where, part in parts]

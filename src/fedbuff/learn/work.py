@@ -1,7 +1,8 @@
 """What a worker can do with a task: train trips, and evaluate a version on a block of held-out examples."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +33,7 @@ class Trainer:
     flat: Flat
     trips: Train
     note: str | None = None  # why trips are trained one at a time, if they can't be trained together
+    failures: list[Exception] = field(default_factory=list)  # to train some of them together, though a trial went well
 
     def train(
         self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
@@ -41,7 +43,14 @@ class Trainer:
             return
         jobs = [Job(*job) for job in zip(trips, clients, weights, strict=True)]
         if isinstance(self.trips, Together):
-            self.trips.into(updates, rows, jobs)
+            try:
+                self.trips.into(updates, rows, jobs)
+            except Exception as e:  # the model does with these rows what it did with none of the trial's
+                updates[np.asarray(rows)] = one_at_a_time(self.task, self.trips.sgd, self.trips.seed, self.flat)(jobs)
+                if not self.failures:
+                    why = f"together it failed with {type(e).__name__}: {e}"
+                    print(f"fedbuff: some trips are trained one at a time, which is slower: {why}", file=sys.stderr)
+                self.failures.append(e)
         else:
             updates[np.asarray(rows)] = self.trips(jobs)
 

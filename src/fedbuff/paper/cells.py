@@ -168,7 +168,7 @@ def read(path: Path, data: Data) -> Cell | None:
         cell = Cell(**json.loads(path.read_text(encoding="utf-8")))
         task = cell.summary["task"]
         _check(cell, path)
-    except (OSError, ValueError, TypeError, KeyError) as e:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise FolderError(f"{path} is damaged ({e!r}): remove it to run this cell again") from e
     same = cell.data in ("", data.digest, data.labels) and cell.held_out in ("", data.held_out)
     if task != data.name or not same:

@@ -274,7 +274,7 @@ def kept_results(out: Path, experiment: Experiment) -> list[tuple[Path, Table]]:
             kept = json.loads(path.read_text(encoding="utf-8"))
             body(kept, "")  # whatever is missing is missed here
             found.append((path, kept))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as e:
             raise FolderError(f"{path} is damaged ({e!r}): run `fedbuff paper {experiment.name}` again") from e
     return found
 
@@ -290,6 +290,7 @@ def status(request: Request) -> list[Table]:
             rate = dataset.rate * (2 if experiment.linear and dataset.name == "sent140" else 1)
             have, of = cached(experiment, ask, request.out, kept.get(stem(ask)))
             own = (stem(ask), f"{stem(ask)}-quick", f"{experiment.quick}-quick")
+            to_another = (f"{stem(ask)}-to-", f"{experiment.quick}-to-")
             rows.append(
                 {
                     "name": experiment.name,
@@ -298,7 +299,7 @@ def status(request: Request) -> list[Table]:
                     "minutes": round(trips / rate / 60, 1),
                     "cached": have,
                     "runs": of,
-                    "results": [name for name in kept if name in own or name.startswith(f"{stem(ask)}-to-")],
+                    "results": [name for name in kept if name in own or name.startswith(to_another)],
                 }
             )
     return rows

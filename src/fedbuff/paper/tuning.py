@@ -96,6 +96,7 @@ def as_toml(dataset: Dataset, method: str, k: int, study: Table, client_lr: floa
                 "trips": study["trips"],
                 "ranges": study["ranges"],
                 "seeds": study["seeds"],
+                "data": dataset.load().name,
                 "date": datetime.date.today().isoformat(),
             },
         }

@@ -23,6 +23,7 @@ def comparison(runs: Mapping[str, Sequence[Summarised]]) -> list[dict[str, Any]]
     for name, group in runs.items():
         summaries = [run.summary for run in group]
         row: dict[str, Any] = {"name": name, "seeds": [s["seed"] for s in summaries], "target": summaries[0]["target"]}
+        row["task"] = ", ".join(dict.fromkeys(str(s["task"]) for s in summaries))
         row["reached"] = sum(s["trips_to_target"] is not None for s in summaries)
         for cost in COSTS:
             to_target = [s[f"{cost}_to_target"] for s in summaries]
@@ -84,7 +85,12 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     header, body = cells(rows)
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + f"\nOn {on_what(rows)}.\n"
+
+
+def on_what(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was learned: the names of tasks, which say how much of a dataset there was."""
+    return ", ".join(dict.fromkeys(row["task"] for row in rows))
 
 
 def _plus_minus(spread: Mapping[str, float | None] | None, digits: int) -> str:

@@ -1,10 +1,11 @@
 """The figures of a report, as numbers: page.js draws them, so that they can be zoomed and asked for values."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedbuff.report.compare import COSTS
-from fedbuff.report.digest import Counts, add
+from fedbuff.report.digest import Counts, Digest, add
 from fedbuff.report.groups import Group
 
 _BINS = 40  # of a histogram, at most
@@ -13,8 +14,7 @@ _BINS = 40  # of a histogram, at most
 def figures(groups: Sequence[Group]) -> dict[str, Any]:
     names = dict.fromkeys(name for g in groups for d in g.runs for name in d.curve if name not in COSTS)
     metrics = sorted(names, key=lambda name: not name.endswith(" accuracy"))
-    judged = metrics[0] if metrics and metrics[0].endswith(" accuracy") else None
-    targets = sorted({d.summary["target"] for g in groups for d in g.runs} - {None})
+    targets = sorted({(judged, d.summary["target"]) for g in groups for d in g.runs if (judged := _judged(d)) is not None})
     counted = {
         "staleness": [_histogram(add(d.staleness for d in g.runs)) for g in groups],
         "weight": [_histogram(add(d.weight for d in g.runs), whole=False) for g in groups],
@@ -25,7 +25,7 @@ def figures(groups: Sequence[Group]) -> dict[str, Any]:
         "groups": [{"name": g.name, "seeds": [d.summary["seed"] for d in g.runs]} for g in groups],
         "costs": COSTS,
         "metrics": metrics,
-        "targets": [{"metric": judged, "value": target} for target in targets if judged is not None],
+        "targets": [{"metric": metric, "value": target} for metric, target in targets],
         "curves": [[{name: _short(column) for name, column in d.curve.items()} for d in g.runs] for g in groups],
         "active": [
             {"until": _short(d.summary["virtual_time"]), **{k: _short(v) for k, v in d.active.items() if k != "time"}}
@@ -33,6 +33,12 @@ def figures(groups: Sequence[Group]) -> dict[str, Any]:
         ],
         **counted,
     }
+
+
+def _judged(run: Digest) -> str | None:
+    """What a run's target is about: the accuracy on its first split; None if it has no target."""
+    accuracies = (name for name in run.curve if name.endswith(" accuracy"))
+    return None if run.summary["target"] is None else next(accuracies, None)
 
 
 def _histogram(counts: Counts, whole: bool = True, behind: Counts | None = None) -> dict[str, Any] | None:
@@ -60,8 +66,9 @@ def _histogram(counts: Counts, whole: bool = True, behind: Counts | None = None)
     return made
 
 
-def _round_steps(smallest: float) -> Sequence[float]:
-    return [smallest * factor * 10**power for power in range(13) for factor in (1, 2, 5)]
+def _round_steps(smallest: float) -> Iterator[float]:
+    for power in itertools.count():
+        yield from (smallest * factor * 10**power for factor in (1, 2, 5))
 
 
 def _binned(counts: Counts, first: float, step: float, number: int) -> list[int]:

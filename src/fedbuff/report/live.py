@@ -97,7 +97,7 @@ def so_far(status: "Status", seconds: float) -> Run:
     last = {m["split"]: {k: v for k, v in m.items() if k not in (*COSTS, "split")} for m in status.metrics}
     summary = {
         "algorithm": tables["name"],
-        "task": next(iter(tables["task"])),
+        "task": status.task,
         "seed": tables["seed"],
         "stopped_by": status.stopped,
         **{cost: getattr(status, cost) for cost in COSTS},

@@ -252,7 +252,7 @@
       for (const target of targets) {
         layer.append(element("svg:line", { class: "target", x1: inner.left, x2: inner.right, y1: Y(target), y2: Y(target) }));
         if (Y(target) > inner.top && Y(target) < inner.bottom)
-          above.append(element("svg:text", { x: inner.left + 6, y: Y(target) - 6 }, `target ${percent(target, 0)}`));
+          above.append(element("svg:text", { x: inner.left + 6, y: Y(target) - 6 }, `target ${+(100 * target).toFixed(2)} %`));
       }
       for (const g of groups) {
         const mine = { "data-group": g.group % COLOURS, "data-name": figures.groups[g.group].name };

@@ -46,6 +46,7 @@ class Status:
     metrics       all evaluations so far: the list itself, which grows
     ended_trips   makes the table of the trips that have ended so far, as in trips.parquet
     stopped       why the run is over, in its last status
+    task          the name of what is learned, which says how much of the data there is
     epsilon       of differential privacy, spent by the last evaluation
     """
 
@@ -59,6 +60,7 @@ class Status:
     metrics: list[dict[str, Any]]
     ended_trips: Callable[[], dict[str, NDArray[Any]]]
     stopped: str | None
+    task: str
     epsilon: float | None = None
 
 
@@ -374,7 +376,7 @@ class Simulation:
             ended, now, started = trips.ended, self.ended_at, len(trips)
         table = partial(trips.arrays, ended=ended)
         epsilon = self.metrics[-1].get("epsilon") if self.metrics else None
-        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped, epsilon)
+        known = (mean, started - ended, self.settings, self.metrics, table, self.stopped, self.task.name, epsilon)
         return Status(ended, at.version, now, self.accuracy(), *known)
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────

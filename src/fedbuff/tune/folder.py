@@ -33,6 +33,8 @@ def opened(out: Path, tables: Table, searched: Mapping[str, Any], make: Callable
         database = (out / "study.db").resolve()
         if database.exists():
             check_whole(database)
+        elif (out / "study.json").exists():
+            raise SettingsError(f"{database} is gone, and its results are not; restore it, or choose another --out")
         else:  # whole or absent: half a database can't be gone on with
             fresh = database.with_name("study.new")
             for part in database.parent.glob("study.new*"):
@@ -49,6 +51,7 @@ def check_whole(database: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=60)) as db:
             (found,) = db.execute("pragma integrity_check(1)").fetchone()
+            db.execute("select 1 from trials, studies limit 1")  # SQLite calls an empty file whole
     except sqlite3.Error as e:
         found = str(e)
     if found != "ok":

@@ -19,7 +19,7 @@ from fedbuff.learn.twins.convolution import ConvTwin
 from fedbuff.learn.twins.dropout import DropoutTwin
 from fedbuff.learn.twins.embedding import EmbeddingTwin
 from fedbuff.learn.twins.linear import LinearTwin
-from fedbuff.learn.twins.norm import GroupNormTwin, LayerNormTwin, NormPoolTwin, PoolTwin, norm_pool_at
+from fedbuff.learn.twins.norm import FrozenGroupNorm, GroupNormTwin, LayerNormTwin, NormPoolTwin, PoolTwin, norm_pool_at
 from fedbuff.learn.twins.recurrent import RecurrentTwin
 from fedbuff.learn.twins.step import Current, Slot, Twin
 
@@ -76,6 +76,8 @@ def twin_of(flat: Flat, device: torch.device) -> "tuple[nn.Module, Current]":
                 own = part.named_parameters(recurse=False, remove_duplicate=False)  # a tied one has several names
                 of = {name: slots[id(p)] for name, p in own}
                 twins[id(part)] = _TWINS[type(part)](part, of, current)
+            elif type(part) is nn.GroupNorm:
+                twins[id(part)] = FrozenGroupNorm(part)
             else:
                 twins[id(part)] = part
                 if type(part) is nn.Sequential:

@@ -56,8 +56,9 @@ class _Conv(torch.autograd.Function):
             if kernels is not None:
                 convolution_weights(kernels, x, dy, into, clients, ctx.shape, step.low)
             else:
+                seen, handed, like = (t.to(ctx.dtype) for t in (x, dy, w[0]))  # torch's gradient in bfloat16 may be NaN
                 for (i, j), g in zip(clients, into.each(), strict=True):
-                    dw = torch.ops.aten.convolution_backward(dy[i:j], x[i:j], w[0], None, *how, [False, True, False])[1]
+                    dw = torch.ops.aten.convolution_backward(handed[i:j], seen[i:j], like, None, *how, [False, True, False])[1]
                     _ = g.add_(dw) if into.beta else g.copy_(dw)
         dx = input_gradient(ctx, dy, x, w, step).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None, None

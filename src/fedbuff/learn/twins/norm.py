@@ -64,7 +64,8 @@ class GroupNormTwin(Twin):
         self.groups, self.eps = layer.num_groups, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normal = F.group_norm(x, self.groups, eps=self.eps)
+        # contiguous: of channels-last images torch takes the variance as E[x²] − E[x]², and loses its digits
+        normal = F.group_norm(x.contiguous(), self.groups, eps=self.eps)
         y: Tensor = _Affine.apply(  # type: ignore[no-untyped-call]
             normal,
             self.current.anchor,
@@ -74,6 +75,18 @@ class GroupNormTwin(Twin):
             (-1, *(1,) * (x.dim() - 2)),
         )
         return y
+
+
+class FrozenGroupNorm(nn.Module):
+    """GroupNorm that trains nothing; contiguous as in `GroupNormTwin`."""
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal: Tensor = self.norm(x.contiguous())
+        return normal
 
 
 class LayerNormTwin(Twin):

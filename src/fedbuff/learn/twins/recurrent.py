@@ -21,6 +21,9 @@ from fedbuff.learn.twins.step import LocalStep, Slot, Twin
 class RecurrentTwin(Twin):
     """LSTM, GRU and RNN: the inputs of all time steps are multiplied at once, the state step by step."""
 
+    def flatten_parameters(self) -> None:
+        """What a model's forward may call for a GPU's sake."""
+
     def setup(self, layer: Any) -> None:
         self.layers, self.directions = layer.num_layers, 2 if layer.bidirectional else 1
         self.batch_first, self.dropout, self.hidden = layer.batch_first, layer.dropout, layer.hidden_size
