@@ -39,7 +39,8 @@ def prepare(sources: Sequence[Path], vocabulary: int, tokens: int, new: New) -> 
     rows[_OTHER], rows[_OTHER + 1 :] = table.mean(0), table  # the row before, padding, stays zero
     number = np.full(len(names), _OTHER, np.int32)
     number[[t.words[word] for word in known]] = range(_OTHER + 1, _OTHER + 1 + len(known))
-    place = np.argsort(np.argsort(list(t.accounts)))  # accounts in the order of their names
+    place = np.empty(len(t.accounts), np.int64)  # of each account, in the order of their names
+    place[[t.accounts[account] for account in sorted(t.accounts)]] = range(len(place))
     owners = place[np.asarray(t.owners)]
     order = np.argsort(owners, kind="stable")  # an account's tweets lie side by side
     x = new("x", (len(order), tokens), np.int32)
@@ -52,7 +53,7 @@ def prepare(sources: Sequence[Path], vocabulary: int, tokens: int, new: New) -> 
 
 
 class _Tweets(NamedTuple):
-    """All tweets as numbers, which take a tenth of the room of their words."""
+    """All tweets as numbers, which take a small part of the room of their words."""
 
     words: dict[str, int]  # numbered as they are met, and so are accounts
     accounts: dict[str, int]
