@@ -29,6 +29,17 @@ def changed(tables: Table, args: argparse.Namespace) -> Table:
     return tables if getattr(args, "seed", None) is None else {**tables, "seed": args.seed}
 
 
+def seeds_of(text: str) -> tuple[int, ...]:
+    """--seeds 0,1,2."""
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        seeds = ()
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise SettingsError(f"--seeds {text}: expected different integers with commas, e.g. 0,1,2")
+    return seeds
+
+
 def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Refuse arguments of these names that are 0 or less, or no finite numbers."""
     for name in names:

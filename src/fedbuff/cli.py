@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedbuff import privacy_command, settings, toml
-from fedbuff.arguments import add_data, add_set, changed
+from fedbuff.arguments import add_data, add_set, changed, seeds_of
 from fedbuff.bench import command as bench_command
 from fedbuff.demo import DEMO
 from fedbuff.deploy import command as deploy_command
@@ -286,16 +286,10 @@ def _concurrency(tables: Table) -> int:
     return round(found)
 
 
-def _seeds(args: argparse.Namespace) -> list[int]:
+def _seeds(args: argparse.Namespace) -> tuple[int, ...]:
     if any(assignment.split("=")[0].strip() == "seed" for assignment in args.set):
         raise SettingsError("--set seed=…: a comparison takes its seeds from --seeds")
-    try:
-        seeds = [int(part) for part in args.seeds.split(",")]
-    except ValueError:
-        seeds = []
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise SettingsError(f"--seeds {args.seeds}: expected different integers with commas, e.g. 0,1,2")
-    return seeds
+    return seeds_of(args.seeds)
 
 
 def _save_plots(runs: dict[str, list[Run]], out: Path) -> list[Path]:

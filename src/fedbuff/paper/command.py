@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbuff import toml
-from fedbuff.arguments import add_data, check_positive, say_to
+from fedbuff.arguments import add_data, check_positive, say_to, seeds_of
 from fedbuff.report.files import write_text
 from fedbuff.report.terminal import print_table
 from fedbuff.toml import SettingsError, Table
@@ -60,7 +60,7 @@ def paper(args: argparse.Namespace) -> None:
         raise SettingsError(f"--dataset {args.dataset}: unknown; {toml.suggest(args.dataset, DATASETS)}")
     if args.target is not None and not 0 < args.target < 1:
         raise SettingsError(f"--target {args.target:g}: expected an accuracy between 0 and 1, e.g. 0.85")
-    seeds = experiments.seeds_of(args.seeds)
+    seeds = seeds_of(args.seeds)
     quiet = args.quiet or args.json
     request = experiments.Request(args.out, args.dataset, seeds, args.quick, args.workers, quiet, args.so_far, args.target)
     if args.name == "list":

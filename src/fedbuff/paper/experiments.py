@@ -23,7 +23,7 @@ from fedbuff.paper.fig_dp import FIG_DP
 from fedbuff.paper.fig_progress import FIG_PROGRESS
 from fedbuff.paper.fig_rounds import FIG_ROUNDS
 from fedbuff.paper.fig_stragglers import FIG_STRAGGLERS
-from fedbuff.paper.result import as_json, lines, markdown
+from fedbuff.paper.result import as_json, lines
 from fedbuff.paper.table1 import TABLE1
 from fedbuff.paper.table_delays import TABLE_DELAYS
 from fedbuff.paper.table_hyper import TABLE_HYPER
@@ -31,6 +31,7 @@ from fedbuff.paper.table_k import TABLE_K
 from fedbuff.paper.table_large_k import TABLE_LARGE_K
 from fedbuff.paper.table_lrnorm import TABLE_LRNORM
 from fedbuff.paper.theorem import THEOREM
+from fedbuff.report.compare import in_markdown
 from fedbuff.report.files import FolderError, write_json, write_text
 from fedbuff.settings import from_tables
 from fedbuff.toml import SettingsError, Table
@@ -235,7 +236,7 @@ def as_markdown(kept: Table, figure: str) -> str:
 
 def body(kept: Table, figure: str) -> list[str]:
     """Table, claims, figure and what a reader must know, as paragraphs."""
-    parts = [markdown(*lines(kept)).rstrip("\n")]
+    parts = [in_markdown(*lines(kept)).rstrip("\n")]
     if kept["checks"]:
         otherwise = "**not shown so far**" if kept.get("so_far") else "**does not hold**"
         parts.append(
@@ -325,16 +326,6 @@ def estimate(row: Table) -> str:
     if not minutes:
         return "seconds"
     return f"{minutes / 60:.0f} h" if minutes >= 100 else f"{max(1, minutes):.0f} min"
-
-
-def seeds_of(text: str) -> tuple[int, ...]:
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        seeds = ()
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise SettingsError(f"--seeds {text}: expected different integers with commas, e.g. 0,1,2")
-    return seeds
 
 
 def all_of(request: Request, say: Say) -> list[Table]:

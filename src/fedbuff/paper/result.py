@@ -163,11 +163,6 @@ def times(pair: Pair) -> str:
     return "" if of is None else f"{'> ' if of.bound else ''}{of.mean:.2f}"
 
 
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
 def _text(number: Number | None, digits: int) -> str:
     return "–" if number is None else number.text(digits)
 

@@ -83,9 +83,13 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    header, body = cells(rows)
+    return in_markdown(*cells(rows)) + f"\nOn {on_what(rows)}.\n"
+
+
+def in_markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of names and numbers."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + f"\nOn {on_what(rows)}.\n"
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def on_what(rows: Sequence[Mapping[str, Any]]) -> str:
