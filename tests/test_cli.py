@@ -217,7 +217,7 @@ def test_timeline_of_another_concurrency_keeps_arrivals_random(fedbuff, tmp_path
 
 def test_timeline_says_what_it_leaves_out(fedbuff):
     done = fedbuff("timeline", Path(__file__).parents[1] / "examples" / "private.toml", "--trips", "100")
-    assert "[privacy] is left out" in done.stderr
+    assert "[privacy] is ignored here" in done.stderr
 
 
 def test_different_targets_are_not_compared(settings_file, fedbuff, tmp_path):

@@ -348,26 +348,6 @@ def test_a_run_cannot_restart_before_what_it_released(mechanism):
                     replace(longer.plan, restart_every=other).stream(5, KEY).restore(*again)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_state_that_does_not_tell_its_restarts_goes_on_without(mechanism):
-    """As they were written before."""
-    plan = planned(mechanism, horizon=20)
-    first, second = (plan.stream(5, KEY) for _ in range(2))
-    expected = [first.increment(step) for step in range(6)][-1]
-    for step in range(5):
-        second.increment(step)
-    arrays, facts = second.state()
-    older = {name: value for name, value in facts.items() if name not in ("restart_every", "released")}
-    third = plan.stream(5, KEY)
-    third.restore(arrays, older)
-    if mechanism != "gaussian":
-        for facts in (older, third.state()[1]):
-            with pytest.raises(ValueError, match=r"^restart_every=20: .*does not say"):
-                replace(plan, restart_every=20).stream(5, KEY).restore(arrays, facts)
-    assert third.increment(5).tobytes() == expected.tobytes()
-    assert third.state()[1]["released"] == 6
-
-
 CHILD = """
 import json, os, signal, sys
 import numpy as np

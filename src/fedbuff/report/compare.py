@@ -83,7 +83,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    return in_markdown(*cells(rows)) + f"\nOn {on_what(rows)}.\n"
+    return in_markdown(*cells(rows))
 
 
 def in_markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
