@@ -33,7 +33,7 @@ class Trainer:
     flat: Flat
     trips: Train
     note: str | None = None  # why trips are trained one at a time, if they can't be trained together
-    failures: list[Exception] = field(default_factory=list)  # to train some of them together, though a trial went well
+    failures: list[str] = field(default_factory=list)  # why some could not be trained together, though a trial went well
 
     def train(
         self, updates: Matrix, rows: Sequence[int], trips: Sequence[int], clients: Sequence[int], weights: Sequence[Vector]
@@ -47,10 +47,11 @@ class Trainer:
                 self.trips.into(updates, rows, jobs)
             except Exception as e:  # the model does with these rows what it did with none of the trial's
                 updates[np.asarray(rows)] = one_at_a_time(self.task, self.trips.sgd, self.trips.seed, self.flat)(jobs)
-                if not self.failures:
-                    why = f"together it failed with {type(e).__name__}: {e}"
-                    print(f"fedbuff: some trips are trained one at a time, which is slower: {why}", file=sys.stderr)
-                self.failures.append(e)
+                if not self.failures:  # the first is enough; the error itself would keep all that was computed so far
+                    self.failures.append(f"together it failed with {type(e).__name__}: {e}")
+                    print(
+                        f"fedbuff: some trips are trained one at a time, which is slower: {self.failures[0]}", file=sys.stderr
+                    )
         else:
             updates[np.asarray(rows)] = self.trips(jobs)
 

@@ -70,7 +70,7 @@ class Experiment:
     trips      about how many thousand trips a seed takes on each real dataset, by the paper's numbers
     so_far     it can be put together from some of its cells
     one_seed   the first seed is all it uses
-    linear     on Sent140 its model is linear, and a run takes half of the time of the LSTM's
+    linear     on Sent140 its model is linear, and a run is taken to last half as long as the LSTM's
     """
 
     name: str
