@@ -29,6 +29,7 @@ class Settings:
     max_staleness: int | None = None
     weight_by: str = "uniform"
     mixing: bool = False
+    average: int | None = None
     clients: tuple[Any, ...] = tuple(range(8))
     seed: int = 0
 
@@ -40,6 +41,7 @@ class Moment:
     event: Any  # None: begin()
     commands: list[Any]
     weights: np.ndarray
+    model: np.ndarray
     version: int
     buffered: int
     in_flight: dict[int, tuple[Any, int]]
@@ -54,6 +56,7 @@ class Expected:
     cancelled: set[int]
     started: int
     weights: np.ndarray
+    model: np.ndarray
     version: int
     buffered: int
     in_flight: dict[int, tuple[Any, int]]
@@ -106,6 +109,16 @@ class Optimizer:
         self.parameter.grad = torch.tensor(mean, dtype=torch.float64)
         self.torch.step()
         return self.parameter.numpy().copy()
+
+
+def averaged(history: list[np.ndarray], span: int | None) -> np.ndarray:
+    """What is evaluated: the newest version, or a mean; once `span` versions are in it, each new one takes 1 / span of it."""
+    if span is None or len(history) == 1:
+        return history[-1]
+    mean = np.mean(history[1 : span + 1], axis=0)
+    for w in history[span + 1 :]:
+        mean = (1 - 1 / span) * mean + w / span
+    return np.asarray(mean)
 
 
 def is_vector(update: Any, length: int) -> bool:
@@ -185,6 +198,16 @@ def replay(settings: Settings, weights: np.ndarray, trace: list[Moment]) -> list
                 in_flight[command.trip] = (command.client, len(history) - 1)
 
         expected.append(
-            Expected(rejected, step, cancelled, started, history[-1], len(history) - 1, len(buffer), dict(in_flight))
+            Expected(
+                rejected,
+                step,
+                cancelled,
+                started,
+                history[-1],
+                averaged(history, settings.average),
+                len(history) - 1,
+                len(buffer),
+                dict(in_flight),
+            )
         )
     return expected

@@ -43,7 +43,7 @@ def address(cluster: Any) -> str:
     return str(cluster.address)
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "mixing", "over-selection"])
+@pytest.mark.parametrize("name", ["fedbuff", "mixing", "over-selection", "average"])
 def test_a_run_on_ray_gives_the_same_bits_as_here(name, address, small_task):
     here = run(SERVERS[name], small_task, evaluate_every=30)
     there = run(SERVERS[name], small_task, evaluate_every=30, engine="ray", address=address)

@@ -202,6 +202,16 @@ def test_measured_durations_become_simulated_ones(run, tmp_path, capsys):
     assert abs(json.loads(capsys.readouterr().out)["duration_mean"] - durations.mean()) < 5 * error
 
 
+def test_an_average_of_versions_is_what_the_run_ends_with_and_is_replayed(tmp_path):
+    """Though the server was killed on the way; the last version itself is another."""
+    tables = {**TABLES, "server": {**TABLES["server"], "average": 9}, "until": {"server_steps": 20}}
+    run = serve_to_the_end(Wires(tmp_path, tables), tables, kills=2)
+    done = replay(run)
+    kept = load_file(run / "weights.safetensors")
+    assert first_difference(done.flat.named(np.array(done.weights)), kept) is None
+    assert first_difference(done.flat.named(np.array(done.books.server.weights)), kept) is not None
+
+
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_noise_is_replayed_from_the_seed_and_its_key_is_gone_with_the_run(noise, tmp_path, capsys):
     privacy = {"noise_multiplier": 0.5, "delta": 1e-3, "clip": 1.0, "noise": noise, "max_participations": 4}

@@ -46,6 +46,7 @@ def random_settings(draw: st.DrawFn, rule: str, optimizer: tuple) -> Settings:
         max_staleness=draw(st.none() | st.integers(0, 3)),
         weight_by=draw(st.sampled_from(["uniform", "examples"])),
         mixing=draw(st.booleans()),
+        average=draw(st.none() | st.integers(1, 6)),
         clients=draw(st.sampled_from([tuple(range(number)), tuple(f"phone {i}" for i in range(number))])),
         seed=draw(st.integers(0, 100)),
     )
@@ -68,6 +69,7 @@ def make_server(chosen: Settings, weights: np.ndarray) -> fb.Server:
         max_staleness=chosen.max_staleness,
         weight_by=chosen.weight_by,
         mixing=chosen.mixing,
+        average=chosen.average,
         seed=chosen.seed,
     )
 
@@ -125,8 +127,8 @@ def play(chosen: Settings, weights: np.ndarray, actions: list[str], seed: int) -
         trips.extend(c.trip for c in commands if isinstance(c, fb.StartTrip))
         wake_at = next((c.at for c in commands if isinstance(c, fb.Wake)), wake_at)
         trace.append(
-            Moment(event, commands, server.weights, server.version, server.buffered, dict(server.in_flight))
-        )  # server.weights itself, not a copy: a later step must not change it
+            Moment(event, commands, server.weights, server.model, server.version, server.buffered, dict(server.in_flight))
+        )  # server.weights and model themselves, not copies: a later step must not change them
 
     feed(None)
     for action in actions:
@@ -189,12 +191,14 @@ def check_as_expected(seen: Moment, expected: Expected) -> None:
     assert seen.weights.dtype == np.float64
     assert seen.weights.shape == expected.weights.shape
     assert np.abs(seen.weights - expected.weights).max() <= 1e-12 * max(1.0, np.abs(expected.weights).max())
+    assert np.abs(seen.model - expected.model).max() <= 1e-12 * max(1.0, np.abs(expected.model).max())
 
 
 def check_untouched(before: Moment, seen: Moment, expected: Expected) -> None:
     """Only a step changes the weights; a report of no trip changes nothing at all."""
     if expected.step is None:
         assert seen.weights.tobytes() == before.weights.tobytes()
+        assert seen.model.tobytes() == before.model.tobytes()
         assert seen.version == before.version
     if expected.rejected:
         assert seen.buffered == before.buffered

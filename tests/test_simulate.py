@@ -21,6 +21,7 @@ SERVERS = {
     "poisson": fb.Server(start=fb.arrivals(concurrency=10, poisson=True), buffer_size=3),
     "cohort": fb.Server(start=fb.cohort(8), buffer_size=8, weigh=fb.constant(), weight_by="examples"),
     "over-selection": fb.Server(start=fb.cohort(8, 0.3), buffer_size=8, optimizer=fb.adam(0.05)),
+    "average": fb.Server(start=fb.refill(10), buffer_size=3, average=7),
     "max staleness": fb.Server(start=fb.refill(10), buffer_size=2, max_staleness=4),
 }
 

@@ -72,6 +72,7 @@ class ServerSettings:
     max_staleness: int | None = None
     weight_by: Literal["uniform", "examples"] = "uniform"
     mixing: bool = False
+    average: int | None = None
 
     def __post_init__(self) -> None:
         self.server()  # which checks the values

@@ -17,11 +17,21 @@ class Aggregation:
     """The newest weights, the sum of weighted updates since the last server step, and the optimizer's state.
 
     The sum is divided by what is behind it, K updates or their examples; with `divisor`, by that, whatever came in.
+    With `average`, a mean of about so many of the last versions goes along; no client starts from it.
     """
 
-    def __init__(self, weights: Vector, optimizer: Optimizer, mixing: bool = False, divisor: int | None = None) -> None:
+    def __init__(
+        self,
+        weights: Vector,
+        optimizer: Optimizer,
+        mixing: bool = False,
+        divisor: int | None = None,
+        average: int | None = None,
+    ) -> None:
         self.weights = weights
+        self.average = average
         self._optimizer, self._mixing, self._divisor = optimizer, mixing, divisor
+        self._mean, self._averaged = weights, 0  # w̄, and how many versions are in it, up to `average`
         self._optimizer_state: State = optimizer.init(weights)
         self._sum: Vector = np.zeros_like(weights)  # Δ̄
         self._count = 0  # what Δ̄ is divided by: K, or the examples behind it
@@ -62,8 +72,20 @@ class Aggregation:
         mean = self._sum / (self._divisor or self._count)
         w, self._optimizer_state = self._optimizer.step(self.weights, mean, self._optimizer_state, staleness)
         self.weights = w.astype(self.weights.dtype, copy=False)
+        if self.average is not None:
+            n = self._averaged = min(self._averaged + 1, self.average)
+            self._mean = (1 - 1 / n) * self._mean + 1 / n * self.weights  # w̄ ← w̄ + (w − w̄) / min(t, average)
         self.clear()
         return self.weights
+
+    @property
+    def model(self) -> Vector:
+        """What to evaluate and to hand out: the average of the last versions, if there is one, else the newest weights."""
+        return self.weights if self.average is None else self._mean
+
+    def end_with(self, model: Vector) -> None:
+        """The run ended at an earlier step, with this model: no step comes after it."""
+        self.weights = self._mean = model
 
     def clear(self) -> None:
         """Δ̄ ← 0."""
@@ -73,10 +95,12 @@ class Aggregation:
     def state(self) -> tuple[dict[str, Vector], dict[str, Any]]:
         """Everything `restore` needs but the weights: arrays, and facts ready for JSON."""
         optimizer = {f"optimizer.{name}": array for name, array in self._optimizer_state.items()}
-        return {"buffer": self._sum.copy(), **optimizer}, {"count": self._count}
+        average = {} if self.average is None else {"average": self._mean}
+        return {"buffer": self._sum.copy(), **average, **optimizer}, {"count": self._count, "averaged": self._averaged}
 
     def restore(self, weights: Vector, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
         self.weights, self._sum, self._count = weights, np.array(arrays["buffer"]), facts["count"]
+        self._mean, self._averaged = arrays.get("average", weights), facts["averaged"]
         self._optimizer_state = {name[10:]: array for name, array in arrays.items() if name.startswith("optimizer.")}
 
 

@@ -41,7 +41,7 @@ from fedbuff.core.versions import Vector, Versions
 
 _UNBOUND = "this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()"
 _MOST_EXAMPLES = 1 << 53  # beyond it, integers are not exact as floats
-SETTINGS = ("start", "buffer_size", "weigh", "optimizer", "max_staleness", "weight_by", "mixing")
+SETTINGS = ("start", "buffer_size", "weigh", "optimizer", "max_staleness", "weight_by", "mixing", "average")
 
 
 class Server:
@@ -55,6 +55,8 @@ class Server:
     weight_by      "uniform": Σ s(τ_i) Δ_i / K; "examples": Σ s(τ_i) n_i Δ_i / Σ n_i. Never divided by Σ s(τ_i)
     mixing         Xie et al.'s FedAsync: average models, w − y_i in place of Δ_i, so that with K = 1 and SGD
                    w ← (1 − η_g s(τ)) w + η_g s(τ) y_i
+    average        evaluate, and end with, a mean of about so many of the last versions: w̄ ← w̄ + (w − w̄) / min(t, average).
+                   With a small K a single version wavers; clients start from the newest all the same
     weights, clients, seed may be left to `fedbuff.simulate`, which knows them
     protection     differential privacy, by `fedbuff.privacy.protection.protect`; `simulate` makes its own
     available      when clients can start a trip (an `Availability`); `simulate` has its own
@@ -71,6 +73,7 @@ class Server:
         max_staleness: int | None = None,
         weight_by: Literal["uniform", "examples"] = "uniform",
         mixing: bool = False,
+        average: int | None = None,
         weights: Vector | None = None,
         clients: Sequence[Hashable] | int | None = None,
         seed: int = 0,
@@ -83,13 +86,15 @@ class Server:
         check.integer(0, seed=seed)
         check.one_of(("uniform", "examples"), weight_by=weight_by)
         check.switch(mixing=mixing)
+        if average is not None:
+            check.integer(1, check.MOST, average=average)
         if weight_by == "examples" and is_sampled(start):
             raise ValueError(
                 "weight_by='examples': a Poisson cohort's sum is divided by its mean size in clients; use 'uniform'"
             )
         self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
         self.buffer_size = int(buffer_size)
-        self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
+        self.max_staleness, self.weight_by, self.mixing, self.average = max_staleness, weight_by, mixing, average
         self.initial_weights = None if weights is None else np.array(weights)
         self._begun, self._sealed = False, sealed
         live = {"protection": protection is not None, "sealed": sealed, "available": available is not None}
@@ -109,7 +114,8 @@ class Server:
             limits = None if protection is None else protection.limits
             self._bound = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available, limits)
             self._versions, self._protection = Versions({0: w}, newest=0), protection
-            self._aggregation = Aggregation(w, self.optimizer, mixing, self.buffer_size if self._bound.sampled else None)
+            divisor = self.buffer_size if self._bound.sampled else None
+            self._aggregation = Aggregation(w, self.optimizer, mixing, divisor, average)
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
 
     def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
@@ -262,6 +268,11 @@ class Server:
     def weights(self) -> Vector:
         """The newest weights, read-only; they stay valid after the server has stepped on."""
         return self.versions[self.versions.newest]
+
+    @property
+    def model(self) -> Vector:
+        """What to evaluate and to hand out: the newest weights, or with `average` the mean of the last versions."""
+        return self.weights if self.average is None else self._aggregation.model
 
     @property
     def begun(self) -> bool:

@@ -210,7 +210,7 @@ class Replayed:
 
     @property
     def weights(self) -> Vector:
-        return self.books.server.weights
+        return self.books.server.model
 
     def durations(self) -> list[tuple[int, float, float]]:
         """Client, duration and seconds of training, of every trip that arrived."""

@@ -267,10 +267,10 @@ class Service:
         return not self.metrics or self.metrics[-1]["server_steps"] != self.books.server.version
 
     def evaluate(self) -> None:
-        """Have the newest version evaluated, beside the loop."""
+        """Have the model evaluated as it is, beside the loop."""
         self._evaluated = self.books.trips.ended
         at = {"trips": self._evaluated, "server_steps": self.books.server.version, "virtual_time": self.books.time}
-        self._evaluation = at, self._evaluator.submit(self._evaluate, self.books.server.weights)
+        self._evaluation = at, self._evaluator.submit(self._evaluate, self.books.server.model)
 
     def _evaluate(self, weights: Vector) -> dict[str, dict[str, float]]:
         from fedbuff.learn.evaluate import combine
@@ -337,7 +337,7 @@ class Service:
             self.collect()
         self.checkpoint()
         summary, trips = self.summary(), self.books.trips.arrays()
-        weights = self.flat.named(np.array(self.books.server.weights))
+        weights = self.flat.named(np.array(self.books.server.model))
         self.folder.finish(trips, weights, self.metrics, summary)
         self.journal.close()
         tidy(self.settings, self.folder.path)

@@ -25,6 +25,7 @@ from fedbuff.paper.fig_rounds import FIG_ROUNDS
 from fedbuff.paper.fig_stragglers import FIG_STRAGGLERS
 from fedbuff.paper.result import as_json, lines
 from fedbuff.paper.table1 import TABLE1
+from fedbuff.paper.table_average import TABLE_AVERAGE
 from fedbuff.paper.table_delays import TABLE_DELAYS
 from fedbuff.paper.table_hyper import TABLE_HYPER
 from fedbuff.paper.table_k import TABLE_K
@@ -54,6 +55,7 @@ EXPERIMENTS = {
         FIG_BIAS,
         FIG_CURVES,
         THEOREM,
+        TABLE_AVERAGE,
     )
 }
 

@@ -76,11 +76,13 @@ def tables(
     weighting: str = "lr-norm",
     scale: float = 1.0,
     client_scale: float = 1.0,
+    average: int | None = None,
 ) -> Table:
     """The settings of one cell but its seed: `method` on `dataset` with tuned values from the folder `tuned`.
 
     Clients of the asynchronous methods arrive at a constant rate, as in the paper.
     `scale` multiplies the server learning rate, `client_scale` the client's. `weighting` is "lr-norm", "examples" or "uniform".
+    With `average`, the mean of the versions of about so many trips is evaluated.
     """
     method = same_as(dataset, method)
     found = rates(dataset, tuned, method, buffer_size or K)
@@ -93,6 +95,9 @@ def tables(
         server["start"] = {"arrivals": {"concurrency": in_flight}}
     if method == "fedbuff":
         arguments["buffer_size"] = buffer_size or K
+    if average is not None:
+        step = arguments.get("buffer_size", 1 if method in ASYNCHRONOUS else in_flight)
+        server["average"] = max(1, round(average / step))
     if method not in ASYNCHRONOUS and over_selection:
         arguments["over_selection"] = over_selection
     arguments |= {name: value for name in ("beta", "mu") if (value := getattr(found, name)) is not None}

@@ -165,7 +165,7 @@ def simulate(
         )
         sampled = is_sampled(server.start)
         divisor = server.buffer_size if sampled else None  # whatever the size of a cohort
-        aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor), None
+        aggregation, folder = Aggregation(weights, server.optimizer, server.mixing, divisor, server.average), None
         if out is not None:  # before anything that takes time
             needed, data = _disk_needed(aggregation), quick_digests(task, flat.constants())
             folder = at_the_end.enter_context(Folder(Path(out), tables, needed, resume, data))
@@ -213,7 +213,7 @@ def simulate(
         simulation.run(folder, checkpoint_every, progress)
         seen = server_sees(secure_aggregation)
         summary = {"algorithm": algorithm, "task": task.name, "seed": seed, **simulation.summary(seen)}
-        trips, weights_by_name = plan.trips.arrays(), flat.named(simulation.aggregation.weights)
+        trips, weights_by_name = plan.trips.arrays(), flat.named(simulation.aggregation.model)
         if folder is not None:
             folder.finish(trips, weights_by_name, simulation.metrics, summary)
         return Run(summary, simulation.metrics, trips, tables, weights_by_name, folder.path if folder else None)

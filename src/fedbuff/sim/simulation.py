@@ -318,20 +318,31 @@ class Simulation:
         self.ended_at = step.time
         self.plan.trips.rewind(step.started, step.ended)
         if step.version != self.at.version:
-            self.aggregation.weights = self.pool.weights(step.version).copy()
+            self.aggregation.end_with(self.pool.weights(self.shown(step.version)).copy())
         self.at = step
         self.evaluations.clear()
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def shown(self, version: int) -> int:
+        """Under which number the pool has what is evaluated at a version: an average of several is no version itself."""
+        return version if self.aggregation.average is None else ~version
+
     def evaluate(self, ended: int | None = None, now: float | None = None) -> None:
-        """Have the newest version evaluated; the run goes on meanwhile."""
+        """Have the model evaluated as it is; the run goes on meanwhile."""
         at = self.at if ended is None or now is None else self.at._replace(ended=ended, time=now, started=len(self.plan.trips))
         self.evaluated = at.ended
-        self.ahead.hold(at.version)
+        if self.aggregation.average is not None:
+            self.pool.keep(self.shown(at.version), self.aggregation.model)
+        self.ask_for(at)
+
+    def ask_for(self, at: Step) -> None:
+        """Have evaluated what the pool keeps for this step."""
+        shown = self.shown(at.version)
+        self.ahead.hold(shown)
         keys = [self.ahead.key() for _ in self.blocks]
         for key, (split, start) in zip(keys, self.blocks, strict=True):
-            self.pool.submit(key, Block(at.version, split, start), at.version)
+            self.pool.submit(key, Block(shown, split, start), at.version)
         self.evaluations.append(_Evaluation(at, keys))
 
     def collect(self, wait: bool) -> None:
@@ -348,7 +359,7 @@ class Simulation:
 
             results = {split: combine(blocks, self.task.accuracy is not None) for split, blocks in found.items()}
             self.record(at, results)
-            self.ahead.release(at.version)
+            self.ahead.release(self.shown(at.version))
 
     def record(self, at: Step, results: dict[str, dict[str, float]]) -> None:
         now = {"trips": at.ended, "server_steps": at.version, "virtual_time": at.time}
@@ -413,11 +424,8 @@ class Simulation:
             self.protection.restore(arrays, facts["protection"])
         self.metrics, self.reached = facts["metrics"], facts["reached"]
         self.staleness_sum, self.used = facts["staleness"]
-        newest = self.at
         for at in facts["evaluations"]:
-            self.at = Step.restored(at)
-            self.evaluate()
-        self.at, self.evaluated = newest, facts["evaluated"]
+            self.ask_for(Step.restored(at))
         self.before, self.began = facts["wall_seconds"], time.monotonic()
 
     def wall_seconds(self) -> float:
