@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import fcntl
 import io
 import itertools
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -803,7 +805,7 @@ def test_a_cache_of_an_earlier_version_stays_valid(tmp_path):
 
 
 def caches() -> list[Path]:
-    return sorted(path for path in Path(os.environ["FEDBUFF_CACHE"]).iterdir() if path.suffix != ".so")
+    return sorted(path for path in Path(os.environ["FEDBUFF_CACHE"]).iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("name", ["a.npy", "b.npy", "files.json"])
@@ -850,12 +852,39 @@ def test_what_a_failed_or_killed_preparation_leaves_is_swept_up(tmp_path):
     with pytest.raises(ValueError, match="no good"):
         prepared("thing", [path], [1], fail)
     assert caches() == []
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for pid in (ended.pid, os.getpid()):
-        (Path(os.environ["FEDBUFF_CACHE"]) / f".thing-0.{pid}.tmp").mkdir()
+    left, at_work = (Path(os.environ["FEDBUFF_CACHE"]) / f".{name}.1.tmp" for name in ("thing-0", "thing-1"))
+    left.mkdir()
+    at_work.mkdir()
+    with at_work.with_name(".thing-1.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        counted(path, [])
+        assert at_work.exists() and not left.exists()
+    (caches()[-1] / "a.npy").unlink()
     counted(path, [])
-    assert [p.name for p in caches() if p.name.startswith(".")] == [f".thing-0.{os.getpid()}.tmp"]
+    assert not at_work.exists()
+
+
+def test_who_finds_nothing_while_another_one_makes_it_waits_and_takes_what_was_made(tmp_path, capsys):
+    """Neither makes it again nor takes it away, though it looked before it was there."""
+    path, calls = tmp_path / "source", []
+    path.write_bytes(b"abc")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(new):
+        calls.append("slow")
+        begun.set()
+        assert go_on.wait(30)
+        new("a", (3,), np.int64)[:] = 7
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(prepared, "thing", [path], [1], slowly)
+        assert begun.wait(30)
+        second = threads.submit(prepared, "thing", [path], [1], lambda new: calls.append("again"))
+        while "waiting for it" not in capsys.readouterr().err:
+            time.sleep(0.01)
+        go_on.set()
+        assert first.result(30)["a"].tolist() == second.result(30)["a"].tolist() == [7, 7, 7]
+    assert calls == ["slow"]
 
 
 def test_a_cache_that_can_not_be_written_says_how_to_move_it(tmp_path, monkeypatch):
@@ -1389,21 +1418,6 @@ def test_workers_share_mapped_clients(tmp_path):
     a, b = (fb.simulate(server, task, client=SGD, until=fb.trips(60), workers=n) for n in (1, 2))
     assert all(np.array_equal(a.weights[name], b.weights[name]) for name in a.weights)
     assert len(list(itertools.islice(a.metrics, 2))) == 2
-
-
-def test_two_threads_prepare_the_same_at_once(tmp_path):
-    """They have the number of their process in common, as processes in two containers may have."""
-    path, both = tmp_path / "source", threading.Barrier(2)
-    path.write_bytes(b"abc")
-
-    def make(new):
-        both.wait(timeout=30)
-        new("a", (3,), np.int64)[:] = 7
-
-    with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(prepared, "thing", [path], [1], make) for _ in range(2)]
-        assert [f.result()["a"].tolist() for f in found] == [[7, 7, 7]] * 2
-    assert len(caches()) == 1
 
 
 def test_a_file_in_the_place_of_a_prepared_set_is_removed(tmp_path):

@@ -6,6 +6,7 @@ is opened, and made again if it is damaged or its sources were replaced. Process
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,27 +45,35 @@ def prepared(name: str, sources: Sequence[Path], facts: Sequence[Any], make: Cal
     arrays = _opened(folder, ctimes)
     if arrays is not None:
         return arrays
-    scratch: Path | None = None
     try:
-        _sweep(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # a name of its own: threads have the same number, and so may processes of containers that share the cache
-        scratch = Path(tempfile.mkdtemp(f".{os.getpid()}.tmp", f".{folder.name}.", folder.parent))
-        print(f"fedbuff: preparing {name}, once, into {folder.parent} …", file=sys.stderr, flush=True)
-        make(partial(_room, scratch))
-        _seal(scratch, ctimes)
-        with contextlib.suppress(OSError):  # another process was faster: its arrays are as good
-            scratch.rename(folder)
-        arrays = _opened(folder, ctimes)
+        _sweep(folder.parent)
+        with _alone(folder, name):
+            arrays = _opened(folder, ctimes)  # another process may have made it meanwhile
+            if arrays is None:
+                print(f"fedbuff: preparing {name}, once, into {folder.parent} …", file=sys.stderr, flush=True)
+                _make(folder, make, ctimes)
+                arrays = _opened(folder, ctimes)
     except OSError as e:
         kept = f"it is kept in {folder.parent}, or where FEDBUFF_CACHE says"
         raise ValueError(f"{e.filename or folder}: can't prepare {name}: {e.strerror or e}; {kept}") from e
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
     if arrays is None:
         raise ValueError(f"{folder}: what was just written can't be read back; is the disk all right?")
     return arrays
+
+
+def _make(folder: Path, make: Callable[[New], None], ctimes: list[int]) -> None:
+    """Have it made beside its place, and moved there when it is whole; what is there now is damaged."""
+    scratch = Path(tempfile.mkdtemp(".tmp", f".{folder.name}.", folder.parent))
+    try:
+        make(partial(_room, scratch))
+        _seal(scratch, ctimes)
+        if folder.is_file():
+            folder.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _room(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -114,22 +123,27 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _sweep(folder: Path) -> None:
-    """Remove a damaged set, and what killed processes left behind."""
-    if folder.is_file():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    for left in folder.parent.glob(".*.tmp"):
-        pid = left.name.split(".")[-2]
-        if pid.isdigit() and not _alive(int(pid)):
+@contextlib.contextmanager
+def _alone(folder: Path, name: str) -> Iterator[None]:
+    """One process makes a set; others wait, and find it there. Who is killed holds no lock."""
+    with _lock(folder.parent, folder.name).open("wb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"fedbuff: another process is preparing {name}: waiting for it …", file=sys.stderr, flush=True)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: it may be made twice
+        yield
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes left behind: that of sets which nobody is making."""
+    for left in parent.glob(".*.tmp"):
+        with _lock(parent, left.name.split(".")[1]).open("wb") as held, contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
+def _lock(parent: Path, name: str) -> Path:
+    return parent / f".{name}.lock"

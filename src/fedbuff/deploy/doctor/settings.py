@@ -12,7 +12,7 @@ from fedbuff.core.starting import arrivals
 from fedbuff.deploy import processes
 from fedbuff.deploy.doctor.finding import Finding
 from fedbuff.deploy.settings import Deployment
-from fedbuff.report.address import is_loopback
+from fedbuff.report.address import host_and_port, is_loopback
 
 _DEFAULT_TTL = 43_200.0  # Flower's, in seconds
 _GONE = 60.0  # seconds after which Flower takes a silent node for gone: a heartbeat every 30 s, and twice that
@@ -32,7 +32,7 @@ def check_settings(folder: Path) -> Iterator[Finding]:
     deployment = settings.deploy or Deployment()
     yield Finding("ok", about, f"app/settings.toml: {settings.name} on {settings.task[0].__name__}")
     yield from check_deadline(deployment)
-    if deployment.metrics and not is_loopback(deployment.metrics.rpartition(":")[0].strip("[]")):
+    if deployment.metrics and not is_loopback(host_and_port(deployment.metrics, "deploy.metrics")[0]):
         change = 'metrics = "127.0.0.1:PORT", and a proxy that asks for a password'
         yield Finding("warning", about, f"deploy.metrics = {deployment.metrics!r}: everybody who reaches it can watch", change)
     yield from check_outcomes(folder, deployment)
