@@ -713,6 +713,25 @@ def test_a_perceptron_that_is_trained_whole_is_float32_whoever_else_is_there():
         assert np.abs(found[:5] - expected[:5]).max() < 1e-6
 
 
+class FarOut(nn.Module):
+    """Numbers of which all but the last digits are alike: bfloat16 has only the first ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x) - self.first(torch.full_like(x, 3000.0))))
+
+
+def test_a_model_for_which_bfloat16_is_too_coarse_is_refused():
+    clients = [(x + 3000, y) for x, y in clients_of((20,))]
+    task = task_of(FarOut, clients)
+    assert work.trainer(task, SGD, 3, Training()).note is None
+    with pytest.raises(ValueError, match="precision: in bfloat16 an update .* use float32"):
+        work.trainer(task, SGD, 3, Training(precision="bfloat16"))
+
+
 def test_precisions_that_do_not_work_are_refused(monkeypatch):
     task = task_of(*MODELS["linear"])
     flat, _ = initial_weights(task, 0)

@@ -38,6 +38,8 @@ def way_to_train(
     reason = why_not(task, sgd, seed, flat)
     if reason is not None:
         return one_at_a_time(task, sgd, seed, flat), reason
+    if precision == "bfloat16" and device == "cpu":
+        check_bfloat16(task, sgd, seed, flat)
     return batched(task, sgd, seed, flat, device=device, precision=precision), None
 
 
@@ -91,6 +93,22 @@ def why_not(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> str | None:
         "training several trips at once gave other updates than one at a time: the model mixes rows of a batch or draws "
         "random numbers itself, or the loss is not a mean over rows"
     )
+
+
+def check_bfloat16(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> None:
+    """Refuse bfloat16 where updates are further from those of float32 than no update at all would be.
+
+    It is coarse by its nature, so that only what is quite wrong can be told.
+    """
+    jobs, short = _trial(task, flat, _some(task, flat)[0]), replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2)
+    for how in (short, replace(short, steps=1)):  # some networks have a kernel of their own for one step
+        full = batched(task, how, seed, flat)(jobs)
+        low = batched(task, how, seed, flat, precision="bfloat16")(jobs)
+        if np.isfinite(full).all() and not _agree(low, full, flat.weights(), tolerance=1.0):
+            raise ValueError(
+                "precision: in bfloat16 an update of this model is further from that of float32 than no update at all would be "
+                "(in a few trips, tried at the start); use float32"
+            )
 
 
 def _tame(task: Task, sgd: LocalSGD, seed: int, flat: Flat, jobs: list[Job]) -> tuple[LocalSGD, Matrix]:
