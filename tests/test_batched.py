@@ -74,6 +74,20 @@ class Recurrent(nn.Module):
         return self.end(out[:, -1] if self.first else out[-1]) + last[-1][:, :3]
 
 
+class FromState(nn.Module):
+    """A recurrent layer that is told what to start from, as in many a tutorial."""
+
+    def __init__(self, kind=nn.LSTM, start=0.0) -> None:
+        super().__init__()
+        self.words, self.over_time, self.end = nn.Embedding(20, 5), kind(5, 4, 2, batch_first=True), nn.Linear(4, 3)
+        self.kind, self.start = kind, start
+
+    def forward(self, x):
+        h = torch.full((2, len(x), 4), self.start)
+        out, _ = self.over_time(self.words(x), (h, h) if self.kind is nn.LSTM else h)
+        return self.end(out[:, -1])
+
+
 class Free(nn.Module):
     """A forward that does what it likes: a residual, a reused layer, reshapes and functions."""
 
@@ -280,6 +294,8 @@ MODELS = {
     "lstm without bias": (lambda: Recurrent(bias=False, batch_first=True, bidirectional=True), WORDS),
     "gru": (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.3, batch_first=True, bidirectional=True), WORDS),
     "rnn": (lambda: Recurrent(nn.RNN, nonlinearity="relu"), WORDS),
+    "lstm from zeros": (FromState, WORDS),
+    "gru from zeros": (lambda: FromState(nn.GRU), WORDS),
     "free": (Free, clients_of((6,))),
     "tied": (tied, clients_of((4,))),
     "partly frozen": (partly_frozen, clients_of((4,))),
@@ -564,6 +580,12 @@ def test_what_can_not_be_batched_is_trained_by_the_loop_and_says_why(model, loss
     assert np.array_equal(train(jobs), one_at_a_time(task, SGD, 0, flat)(jobs))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_that_starts_from_anything_but_zeros_is_trained_by_the_loop(kind):
+    task = task_of(lambda: FromState(kind, 0.1), WORDS)
+    assert "saw a starting state that is not zero" in str(why_not(task, SGD, 0, initial_weights(task, 0)[0]))
+
+
 RNG = np.random.default_rng(5)
 ODD_LATER = [(RNG.normal(size=(n, 4)).astype(np.float32), np.full(n, i % 3)) for i, n in enumerate([6, 7] * 16)]
 ODD_LATER += [(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(0, 3, n)) for n in (5, 8, 30, 11)]
@@ -728,7 +750,7 @@ def test_a_model_for_which_bfloat16_is_too_coarse_is_refused():
     clients = [(x + 3000, y) for x, y in clients_of((20,))]
     task = task_of(FarOut, clients)
     assert work.trainer(task, SGD, 3, Training()).note is None
-    with pytest.raises(ValueError, match="precision: in bfloat16 an update .* use float32"):
+    with pytest.raises(ValueError, match=r"precision: in bfloat16 an update .* use float32"):
         work.trainer(task, SGD, 3, Training(precision="bfloat16"))
 
 

@@ -40,9 +40,11 @@ class RecurrentTwin(Twin):
         return "has proj_size, which can't be batched" if layer.proj_size else None
 
     def forward(self, x: Tensor, state: object = None) -> Any:
-        if state is not None or not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError("a recurrent layer saw a starting state, packed sequences or an input without a batch dimension")
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError("a recurrent layer saw packed sequences or an input without a batch dimension")
         x = x if self.batch_first else x.transpose(0, 1)
+        if state is not None and not self.is_zero(state, len(x)):
+            raise ValueError("a recurrent layer saw a starting state that is not zero")
         last = []
         for layer in range(self.layers):
             outputs = []
@@ -58,6 +60,13 @@ class RecurrentTwin(Twin):
         ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
         x = x.transpose(0, 1).contiguous()  # in memory as torch has it, where it matters to dropout after this
         return x.transpose(0, 1) if self.batch_first else x, ends if self.kind == "LSTM" else ends[0]
+
+    def is_zero(self, state: object, rows: int) -> bool:
+        """Whether it is what a recurrent layer starts from anyway, spelled out."""
+        parts, shape = (state if isinstance(state, tuple) else (state,)), (self.layers * self.directions, rows, self.hidden)
+        return len(parts) == (2 if self.kind == "LSTM" else 1) and all(
+            isinstance(part, Tensor) and part.shape == shape and not part.requires_grad and not part.any() for part in parts
+        )
 
     def one(self, x: Tensor, suffix: str, backwards: bool, time_first: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer in one direction: [rows, time, features] to [rows, time, hidden], and the states at the end.
