@@ -82,3 +82,19 @@ def test_in_a_settings_file_it_goes_with_any_preset(tmp_path, small_task, capsys
 def test_an_average_of_no_versions_is_a_mistake(wrong):
     with pytest.raises((ValueError, TypeError), match="average"):
         fb.Server(start=fb.refill(10), buffer_size=K, average=wrong)
+
+
+def test_a_mean_of_very_many_versions_of_float32_does_not_drift():
+    """Versions that stay where they are have themselves for a mean."""
+    w = np.full(5, 1.234567, np.float32)
+    server = fb.Server(start=fb.refill(1), buffer_size=1, average=np.int64(3000), weights=w, clients=1)
+    server.begin()
+    for trip in range(9000):
+        server.handle(fb.UpdateArrived(trip, np.zeros(5, np.float32)))
+    assert server.model.dtype == np.float32
+    assert server.model == pytest.approx(w, rel=1e-6)
+
+
+def test_a_server_without_a_model_has_no_mean_either():
+    with pytest.raises(RuntimeError, match="no weights or no clients"):
+        fb.Server(start=fb.refill(1), buffer_size=1, average=3).model  # noqa: B018

@@ -424,11 +424,12 @@ def test_updates_are_not_aliased(mixing: bool) -> None:
 
 def test_weights_are_read_only() -> None:
     """Nobody but the server changes its weights, before or after a step."""
-    server = small_server(buffer_size=1)
+    server = small_server(buffer_size=1, average=np.int64(5))
     server.begin()
     for trip in range(2):
-        with pytest.raises(ValueError, match="read-only"):
-            server.weights[0] = 1.0
+        for vector in (server.weights, server.model):
+            with pytest.raises(ValueError, match="read-only"):
+                vector[0] = 1.0
         server.handle(fb.UpdateArrived(trip, np.ones(LENGTH)))
 
 

@@ -74,7 +74,8 @@ class Aggregation:
         self.weights = w.astype(self.weights.dtype, copy=False)
         if self.average is not None:
             n = self._averaged = min(self._averaged + 1, self.average)
-            self._mean = (1 - 1 / n) * self._mean + 1 / n * self.weights  # w̄ ← w̄ + (w − w̄) / min(t, average)
+            # w̄ ← w̄ + (w − w̄) / min(t, average); the first is w itself, to the last digit
+            self._mean = self._mean + (self.weights - self._mean) / n if n > 1 else self.weights
         self.clear()
         return self.weights
 
@@ -100,7 +101,7 @@ class Aggregation:
 
     def restore(self, weights: Vector, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
         self.weights, self._sum, self._count = weights, np.array(arrays["buffer"]), facts["count"]
-        self._mean, self._averaged = arrays.get("average", weights), facts["averaged"]
+        self._mean, self._averaged = arrays.get("average", weights), facts.get("averaged", 0)
         self._optimizer_state = {name[10:]: array for name, array in arrays.items() if name.startswith("optimizer.")}
 
 

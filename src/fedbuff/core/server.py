@@ -37,7 +37,7 @@ from fedbuff.core.protection import Protection
 from fedbuff.core.schedule import Availability, Schedule
 from fedbuff.core.staleness import Weigh, polynomial, weight_of
 from fedbuff.core.starting import StartingRule, is_sampled
-from fedbuff.core.versions import Vector, Versions
+from fedbuff.core.versions import Vector, Versions, frozen
 
 _UNBOUND = "this Server has no weights or no clients: give both, or pass it to fedbuff.simulate()"
 _MOST_EXAMPLES = 1 << 53  # beyond it, integers are not exact as floats
@@ -94,7 +94,8 @@ class Server:
             )
         self.start, self.weigh, self.optimizer = check.plain(start), check.plain(weigh), check.plain(optimizer)
         self.buffer_size = int(buffer_size)
-        self.max_staleness, self.weight_by, self.mixing, self.average = max_staleness, weight_by, mixing, average
+        self.max_staleness, self.weight_by, self.mixing = max_staleness, weight_by, mixing
+        self.average = None if average is None else int(average)  # numpy's would make the mean one of float64
         self.initial_weights = None if weights is None else np.array(weights)
         self._begun, self._sealed = False, sealed
         live = {"protection": protection is not None, "sealed": sealed, "available": available is not None}
@@ -115,7 +116,7 @@ class Server:
             self._bound = Schedule(self.start, self.buffer_size, len(self.clients), int(seed), available, limits)
             self._versions, self._protection = Versions({0: w}, newest=0), protection
             divisor = self.buffer_size if self._bound.sampled else None
-            self._aggregation = Aggregation(w, self.optimizer, mixing, divisor, average)
+            self._aggregation = Aggregation(w, self.optimizer, mixing, divisor, self.average)
             self._buffer: list[tuple[int, int, float]] = []  # trip, staleness, weight
 
     def bind(self, weights: Vector, clients: Sequence[Hashable] | int, **changes: Any) -> "Server":
@@ -271,8 +272,9 @@ class Server:
 
     @property
     def model(self) -> Vector:
-        """What to evaluate and to hand out: the newest weights, or with `average` the mean of the last versions."""
-        return self.weights if self.average is None else self._aggregation.model
+        """What to evaluate and to hand out, read-only: the newest weights, or with `average` the mean of the last versions."""
+        newest = self.weights
+        return newest if self.average is None else frozen(self._aggregation.model)
 
     @property
     def begun(self) -> bool:

@@ -16,7 +16,7 @@ class Versions:
     """
 
     def __init__(self, weights: Mapping[int, Vector], newest: int, held: Iterable[int] = ()) -> None:
-        self._weights = {version: _frozen(w) for version, w in weights.items()}
+        self._weights = {version: frozen(w) for version, w in weights.items()}
         self._trips = Counter(held)
         self.newest = newest
 
@@ -32,7 +32,7 @@ class Versions:
     def add(self, weights: Vector) -> None:
         """`weights` are the newest version from now on."""
         self.newest += 1
-        self._weights[self.newest] = _frozen(weights)
+        self._weights[self.newest] = frozen(weights)
         self._drop_if_unused(self.newest - 1)
 
     def hold(self, version: int) -> None:
@@ -49,7 +49,7 @@ class Versions:
             del self._weights[version], self._trips[version]
 
 
-def _frozen(weights: Vector) -> Vector:
+def frozen(weights: Vector) -> Vector:
     weights = weights.view()
     weights.flags.writeable = False
     return weights
