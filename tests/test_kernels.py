@@ -444,7 +444,7 @@ def test_vectors_of_eight_and_of_sixteen_give_the_same_bits():
             kernels.lstm_weights(lib, gates, h, kernels.Into(rows, kernels.numbers([1, 0]), 0), groups, False, True)
         assert torch.equal(found[1], other[1])
         assert torch.equal(*gradients)
-    for k, columns in [(13, 9), (40, 100), (7, 5), (33, 16), (8, 8)]:
+    for k, columns in [(13, 9), (40, 100), (70, 103), (7, 5), (33, 16), (8, 8)]:
         a, b, products = torch.randn(30, k), torch.randn(30, columns), torch.zeros(2, 2, k, columns)
         for lib, rows in zip((COMPILED, narrow), products, strict=True):
             kernels.outer_products(lib, a, b, kernels.Into(rows, kernels.numbers([1, 0]), 1), [(0, 11), (11, 30)])

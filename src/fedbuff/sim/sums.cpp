@@ -9,19 +9,24 @@ using i64 = std::int64_t;
 // out ← Σ weight · row, each product and sum rounded, in the order of the rows, as numpy would; whether all of it is finite
 template <class T>
 static i64 sum_rows(const T* matrix, i64 stride, i64 count, const i64* rows, const double* weights, i64 columns, T* out) {
-    const i64 AHEAD = 8, BLOCK = 128;  // short pieces of many rows: the memory answers to many at once, and forgets none
+    // Short pieces of many rows: the memory answers to many at once, and forgets none. Rows were written long ago, and come
+    // from afar, so each piece is asked for so many pieces before it is needed.
+    const i64 AHEAD = 20, BLOCK = 128;
+    i64 asked = 0, asked_at = 0;  // the piece to ask for next: of which row, and where in it
+    const auto ask = [&] {
+        const i64 size = std::min(BLOCK, columns - asked_at);
+        for (i64 i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(matrix + rows[asked] * stride + asked_at + i);
+        if (++asked == count) asked = 0, asked_at += BLOCK;
+    };
+    for (i64 piece = 0; count && piece < AHEAD; piece++) ask();
     bool finite = true;
     for (i64 at = 0; at < columns; at += BLOCK) {
         const i64 size = std::min(BLOCK, columns - at);
         T* __restrict sum = out + at;
         std::fill(sum, sum + size, T(0));
-        const auto fetch = [&](i64 r) {  // rows were written long ago, and come from afar
-            for (i64 i = 0; r < count && i < size; i += 64 / sizeof(T)) __builtin_prefetch(matrix + rows[r] * stride + at + i);
-        };
-        for (i64 r = 0; r < AHEAD; r++) fetch(r);
         for (i64 r = 0; r < count; r++) {
+            ask();
             const T* __restrict row = matrix + rows[r] * stride + at;
-            fetch(r + AHEAD);
             const T weight = T(weights[r]);
             for (i64 i = 0; i < size; i++) sum[i] += row[i] * weight;
         }

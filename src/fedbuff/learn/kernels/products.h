@@ -31,12 +31,48 @@ template <class Factor> static void pack(std::vector<Factor>& packed, const floa
   const Factor* factors = as_factors_of_columns(w, k, columns, room);
   in_blocks(packed, factors_of<Factor>(k), columns, [=](i64 i, i64 o) { return factors[i * columns + o]; });
 }
+// eight by eight numbers of 32 bits, whatever they mean: to[i][o] = from[o][i]
+ALWAYS void turn(const void* from, i64 from_stride, void* to, i64 to_stride) {
+  narrow a[8], b[8];
+  UNROLL for (int i = 0; i < 8; i++) a[i] = load<narrow>(static_cast<const float*>(from) + i * from_stride);
+  UNROLL for (int i = 0; i < 8; i += 2) {  // pairs, within halves
+    const narrow x = a[i], y = a[i + 1];
+    b[i] = narrow{x[0], y[0], x[1], y[1], x[4], y[4], x[5], y[5]};
+    b[i + 1] = narrow{x[2], y[2], x[3], y[3], x[6], y[6], x[7], y[7]};
+  }
+  UNROLL for (int i = 0; i < 8; i += 4)
+    UNROLL for (int j = 0; j < 2; j++) {  // fours
+      const narrow x = b[i + j], y = b[i + j + 2];
+      a[i + 2 * j] = narrow{x[0], x[1], y[0], y[1], x[4], x[5], y[4], y[5]};
+      a[i + 2 * j + 1] = narrow{x[2], x[3], y[2], y[3], x[6], x[7], y[6], y[7]};
+    }
+  UNROLL for (int i = 0; i < 4; i++) {  // halves
+    const narrow x = a[i], y = a[i + 4];
+    store<narrow>(static_cast<float*>(to) + i * to_stride, narrow{x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3]});
+    store<narrow>(static_cast<float*>(to) + (i + 4) * to_stride, narrow{x[4], x[5], x[6], x[7], y[4], y[5], y[6], y[7]});
+  }
+}
+
 // w [columns][k], for x wᵀ
 template <class Factor> static void pack_turned(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
+  static_assert(sizeof(Factor) == sizeof(float));
   Room<Factor> room;
   const i64 depth = factors_of<Factor>(k);
   const Factor* factors = as_factors(w, columns, k, room);
-  in_blocks(packed, depth, columns, [=](i64 i, i64 o) { return factors[o * depth + i]; });
+  packed.resize(depth * filled(columns));
+  for (i64 first = 0, size; first < columns; first += size) {
+    size = block_of(filled(columns) - first);
+    Factor* to = &packed[first * depth];
+    for (i64 o = 0; o < size; o += 8)
+      for (i64 i = 0; i < depth; i += 8) {
+        if (const i64 from = std::min(i, depth - 8); from >= 0 && first + o + 8 <= columns) {  // it may overlap what is done
+          turn(factors + (first + o) * depth + from, depth, to + from * size + o, size);
+          continue;
+        }
+        for (i64 p = i; p < std::min(i + 8, depth); p++)
+          for (i64 q = o; q < o + 8; q++) to[p * size + q] = first + q < columns ? factors[(first + q) * depth + p] : Factor{};
+      }
+  }
 }
 
 // Rows of a matrix: one after another, or those whose numbers are listed; with a stride of 0 it is the same one every time.
@@ -125,11 +161,28 @@ template <class T, int C, int V, class Each> ALWAYS void outer_rows(Each each, i
   UNROLL for (int i = 0; i < C; i++) UNROLL for (int v = 0; v < V; v++) store<T>(c + i * c_stride + N * v, sum[i][v]);
 }
 
+// the same turned over, for a few columns: c[C · V vectors][T] = Σ a[V vectors] ⊗ b[T]
+template <class T, int C, int V, class Each> ALWAYS void outer_columns(Each each, i64 at, i64 o, float* c, i64 c_stride) {
+  constexpr i64 N = lanes<T>;
+  T sum[V][C] = {};
+  each([&](const auto* a, const auto* b) __attribute__((always_inline)) {
+    decltype(load_factors<T>(a)) av[V];
+    UNROLL for (int v = 0; v < V; v++) av[v] = load_factors<T>(a + at + N * v);
+    UNROLL for (int i = 0; i < C; i++) {
+      const auto x = all_factors<T>(b[o + i]);
+      UNROLL for (int v = 0; v < V; v++) sum[v][i] = plus_product<T>(sum[v][i], av[v], x);
+    }
+  });
+  for (int v = 0; v < V; v++)
+    for (i64 n = 0; n < N; n++) UNROLL for (int i = 0; i < C; i++) c[(N * v + n) * c_stride + i] = sum[v][i][n];
+}
+
 // c[k][columns] = aᵀ b over pairs of rows; columns: at least 8
 template <class Each> static void transposed_times(Each each, i64 k, float* c, i64 c_stride, i64 columns) {
+  const i64 few = k >= W ? columns % 8 : 0;  // columns that would fill a vector by less than half, if rows can fill it
   in_tiles(k, [&](i64 i, auto n) __attribute__((always_inline)) {
-    for (i64 o = 0, size; o < columns; o += size) {
-      size = block_of(columns - o);
+    for (i64 o = 0, size; o < columns - few; o += size) {
+      size = block_of(columns - few - o);
       // a matrix that is cold: have the lines of the next tile but one ready to be written
       const float* later = c + (i + 2 * n) * c_stride;
       for (i64 line = n * o; line < n * (o + size); line += 16) __builtin_prefetch(later + line, 1);
@@ -138,6 +191,16 @@ template <class Each> static void transposed_times(Each each, i64 k, float* c, i
       with_block(size, [&](auto vector, auto v) __attribute__((always_inline)) {
         outer_rows<decltype(vector), n, v>(each, i, o, to, c_stride);
       });
+    }
+  });
+  with_constant<7>(few, [&](auto n) __attribute__((always_inline)) {
+    constexpr int V = n > 4 ? 2 : 4;
+    const i64 o = columns - n;
+    i64 i = 0;
+    for (; i + V * W <= k; i += V * W) outer_columns<wide, n, V>(each, i, o, c + i * c_stride + o, c_stride);
+    for (; i < k; i += W) {
+      i = std::min(i, k - W);
+      outer_columns<wide, n, 1>(each, i, o, c + i * c_stride + o, c_stride);
     }
   });
 }

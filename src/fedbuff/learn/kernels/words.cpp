@@ -11,7 +11,7 @@
 
 namespace {  // of this file: others have names like these
 
-constexpr i64 AT_A_TIME = 24;  // rows, but a client's all
+constexpr i64 AT_A_TIME = 48;  // rows, but a client's all
 
 struct Words {
   i64 words, features, time, hidden, layers, width, classes;
