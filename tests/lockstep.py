@@ -23,7 +23,7 @@ def lockstep(
     protect=None,
     **how,
 ):
-    """Weights, and the trips table, after so many trips have ended. `protect(clients, weights)`: the server's protection."""
+    """The model, and the trips table, after so many trips have ended. `protect(clients, weights)`: the server's protection."""
     n, sizes = len(task.clients), Sizes(task.examples)
     flat, weights = initial_weights(task, seed)
     train = one_at_a_time(task, client, seed, flat)
@@ -62,4 +62,4 @@ def lockstep(
         else:
             table.end(trip, now, version, DROPPED if ending == DROPS else LATE)
             obey(server.handle(TripFailed(trip, "", now)), version)
-    return flat.named(server.weights), table.arrays()
+    return flat.named(server.model), table.arrays()

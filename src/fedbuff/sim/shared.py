@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _PAGE = mmap.PAGESIZE
+_LINE = 64  # bytes of a cache line
 _LONG = 1 << 20  # bytes: shorter rows are left to the system, as getting back to their pages costs more than they take
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux: differs from machine to machine, and from start to start
 
@@ -26,7 +27,8 @@ class Rows:
     def __init__(self, rows: int, columns: int, dtype: DTypeLike, on_disk: bool = False, file: int | None = None) -> None:
         itemsize = np.dtype(dtype).itemsize
         row = columns * itemsize
-        self._stride = -(-row // _PAGE) * _PAGE if on_disk or row > _PAGE else row
+        # in memory an odd number of lines: whole pages apart, rows that are added up would crowd into the same few sets of a cache
+        self._stride = -(-row // _PAGE) * _PAGE if on_disk else (-(-row // _LINE) | 1) * _LINE
         size = max(rows * self._stride, 1)
         self.on_disk = on_disk
         self._file = _new_file(size, on_disk) if file is None else file
