@@ -714,7 +714,7 @@ def test_every_product_of_a_run_in_bfloat16_is_of_bfloat16(monkeypatch, name, pr
 def test_a_run_in_bfloat16_is_evaluated_in_float32():
     task = task_of(*MODELS["two convs"])
     ready = work.trainer(task, SGD, 3, Training(precision="bfloat16"))
-    assert ready.outputs == ready.trips.outputs, "not through the twins"
+    assert ready.outputs.__name__ == "together", "not through the twins"
     weights, (x, _) = ready.flat.weights(), task.splits["test"]
     found, expected = (outputs(weights, torch.as_tensor(x)) for outputs in (ready.outputs, plain(ready.flat)))
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -754,6 +754,20 @@ def test_a_model_for_which_bfloat16_is_too_coarse_is_refused():
         work.trainer(task, SGD, 3, Training(precision="bfloat16"))
 
 
+@pytest.mark.parametrize("lr", [0.01, 0.03, 0.1, 0.3, 1.0, 30.0])
+def test_whether_bfloat16_is_refused_does_not_depend_on_the_rate(lr):
+    """Far from the start nobody's second step is like another's, in any precision."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+
+    pixels = [(np.random.default_rng(n).integers(0, 256, (8, 20)).astype(np.float32), np.arange(8) % 3) for n in range(12)]
+    work.trainer(task_of(network, pixels), fb.LocalSGD(lr=lr, batch_size=4), 3, Training(precision="bfloat16"))
+    clients = [(x + 3000, y) for x, y in clients_of((20,))]
+    with pytest.raises(ValueError, match="use float32"):
+        work.trainer(task_of(FarOut, clients), fb.LocalSGD(lr=lr, batch_size=4), 3, Training(precision="bfloat16"))
+
+
 def test_precisions_that_do_not_work_are_refused(monkeypatch):
     task = task_of(*MODELS["linear"])
     flat, _ = initial_weights(task, 0)
@@ -775,7 +789,7 @@ def test_evaluation_through_twins_is_the_models_own(name):
     held_out = tuple(np.concatenate([part] * 15) for part in clients[5])  # more rows than are looked at together
     task = fb.Task(model=model, loss=F.cross_entropy, clients=clients, evaluate=held_out, accuracy=None)
     ready = work.trainer(task, SGD, 3, Training())
-    assert not isinstance(ready.trips, Together) or ready.outputs == ready.trips.outputs
+    assert not isinstance(ready.trips, Together) or ready.outputs.__name__ == "together"
     weights = ready.flat.weights() * np.float32(1.1)
     loss, counted, _, rows = evaluate_rows(task, ready.flat, weights, "test", 0, plain(ready.flat))
     assert ready.evaluate(weights, "test", 0) == (pytest.approx(loss, rel=1e-4), counted, 0, rows)

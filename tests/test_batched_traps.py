@@ -700,3 +700,28 @@ def test_a_model_may_flatten_the_parameters_of_its_lstm():
     task = task_of(Flattened, clients_of((5, 4)))
     assert why_not(task, SGD, 3, initial_weights(task, 3)[0]) is None
     assert_equal(task)
+
+
+class Marked(nn.Module):
+    """A word that sets the state that a recurrent layer starts from; it stands in a single row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer, self.last = nn.Embedding(20, 5), nn.GRU(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        start = torch.zeros(1, len(x), 4)
+        start[:, x[:, 0] == 19] = 1.0
+        return self.last(self.layer(self.words(x), start)[0][:, -1])
+
+
+def test_a_row_like_no_other_is_evaluated_by_the_model_itself():
+    clients = clients_of((6,), words=19)
+    x, y = clients_of((6,), words=19, sizes=[40])[0]
+    x[30, 0] = 19
+    task = fb.Task(model=Marked, loss=F.cross_entropy, clients=clients, evaluate=(x, y))
+    server, until = fb.Server(start=fb.refill(4), buffer_size=2), fb.trips(20)
+    batches, loop = (
+        fb.simulate(server, task, client=SGD, until=until, training=Training(batched=together)) for together in (True, False)
+    )
+    assert [m["loss"] for m in batches.metrics] == pytest.approx([m["loss"] for m in loop.metrics], rel=1e-5)

@@ -887,6 +887,44 @@ def test_who_finds_nothing_while_another_one_makes_it_waits_and_takes_what_was_m
     assert calls == ["slow"]
 
 
+def test_where_there_are_no_locks_who_comes_second_leaves_what_is_there(tmp_path, monkeypatch):
+    path, made = tmp_path / "source", []
+    path.write_bytes(b"abc")
+
+    def refuse(*_) -> None:
+        raise OSError(37, "No locks available")
+
+    def make(new) -> None:
+        new("a", (3,), np.int64)[:] = 7
+        if not made:  # another process is faster
+            made.append("slow")
+            prepared("thing", [path], [1], make)
+            made.append(caches()[-1].stat().st_ino)
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert prepared("thing", [path], [1], make)["a"].tolist() == [7, 7, 7]
+    assert made == ["slow", caches()[-1].stat().st_ino]
+
+
+def test_what_another_user_left_stays_and_is_in_nobodys_way(tmp_path, monkeypatch):
+    path = tmp_path / "source"
+    path.write_bytes(b"abc")
+    left = Path(os.environ["FEDBUFF_CACHE"]) / ".other-0.1.tmp"
+    left.mkdir(parents=True)
+    lock = left.with_name(".other-0.lock")
+    lock.touch()
+    opened = Path.open
+
+    def refuse(self, *args, **how):
+        if self == lock:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **how)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    counted(path, [])
+    assert left.exists()
+
+
 def test_a_cache_that_can_not_be_written_says_how_to_move_it(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FEDBUFF_CACHE", str(tmp_path / "file"))

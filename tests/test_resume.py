@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,32 @@ def test_a_run_killed_again_and_again_ends_the_same(kills, changes, settings_fil
             del summary[real]
     assert summaries[0] == summaries[1]
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+def test_a_run_killed_right_before_its_summary_goes_on(small_task, tmp_path, monkeypatch):
+    """However short before its end the last checkpoint was due."""
+
+    class KilledError(Exception):
+        pass
+
+    def go(seed: int, **how) -> fb.Run:
+        server = fb.Server(start=fb.refill(10), buffer_size=1)
+        how |= {"timing": fb.exponential(1.0), "evaluate_every": 4, "workers": 1, "seed": seed}
+        until = fb.accuracy(0.5) | fb.trips(400)
+        return fb.simulate(server, small_task, client=fb.LocalSGD(lr=0.2, batch_size=4), until=until, **how)
+
+    for seed in range(6):
+        told = []
+
+        def kill(status, told=told) -> None:
+            told += [status.stopped] if status.stopped else []
+            if len(told) == 2:  # of the end, at the last step and once more before the summary is written
+                raise KilledError
+
+        with monkeypatch.context() as stopped, pytest.raises(KilledError):
+            stopped.setattr("fedbuff.sim.simulation.time", SimpleNamespace(monotonic=lambda: 0.0))  # one is always due
+            go(seed, out=tmp_path / str(seed), checkpoint_every=0.0, progress=kill)
+        assert same_arrays(go(seed, out=tmp_path / str(seed), resume=True).weights, go(seed).weights)
 
 
 def test_a_file_is_replaced_and_never_overwritten(tmp_path):

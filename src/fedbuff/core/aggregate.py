@@ -101,6 +101,10 @@ class Aggregation:
 
     def restore(self, weights: Vector, arrays: dict[str, Vector], facts: dict[str, Any]) -> None:
         self.weights, self._sum, self._count = weights, np.array(arrays["buffer"]), facts["count"]
+        if self.average is not None and "average" not in arrays:
+            raise ValueError(
+                f"average={self.average}: the state has no mean of versions; it is that of a server without average"
+            )
         self._mean, self._averaged = arrays.get("average", weights), facts.get("averaged", 0)
         self._optimizer_state = {name[10:]: array for name, array in arrays.items() if name.startswith("optimizer.")}
 

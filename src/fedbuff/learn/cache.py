@@ -68,12 +68,21 @@ def _make(folder: Path, make: Callable[[New], None], ctimes: list[int]) -> None:
     try:
         make(partial(_room, scratch))
         _seal(scratch, ctimes)
-        if folder.is_file():
-            folder.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
+        try:
+            scratch.rename(folder)
+        except OSError:  # it is damaged; or, where there are no locks, another process was faster: its arrays are as good
+            if _opened(folder, ctimes) is None:
+                _remove(folder)
+                with contextlib.suppress(OSError):
+                    scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.unlink()  # a file, for some reason
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _room(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -138,10 +147,12 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes left behind: that of sets which nobody is making."""
+    """Remove what killed processes left behind: that of sets which nobody is making. Another user's stays."""
     for left in parent.glob(".*.tmp"):
-        with _lock(parent, left.name.split(".")[1]).open("wb") as held, contextlib.suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _lock(parent, left.name.split(".")[1])
+        with contextlib.suppress(OSError), lock.open("r+b") if lock.exists() else contextlib.nullcontext() as held:
+            if held is not None:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -100,11 +100,16 @@ def check_bfloat16(task: Task, sgd: LocalSGD, seed: int, flat: Flat) -> None:
 
     It is coarse by its nature, so that only what is quite wrong can be told.
     """
-    jobs, short = _trial(task, flat, _some(task, flat)[0]), replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=2)
-    for how in (short, replace(short, steps=1)):  # some networks have a kernel of their own for one step
+    jobs, weights = _trial(task, flat, _some(task, flat)[0]), flat.weights()
+    one, updates = _tame(task, replace(sgd, batch_size=min(sgd.batch_size, 4), epochs=1, steps=1), seed, flat, jobs)
+    size = norms(updates).max() / np.linalg.norm(weights)
+    if not 0 < size < np.inf:
+        return
+    one = replace(one, lr=one.lr * 1e-3 / size)  # so small that a second step is taken where the first one was
+    for how in (one, replace(one, steps=2)):  # some networks have a kernel of their own for one step
         full = batched(task, how, seed, flat)(jobs)
         low = batched(task, how, seed, flat, precision="bfloat16")(jobs)
-        if np.isfinite(full).all() and not _agree(low, full, flat.weights(), tolerance=1.0):
+        if np.isfinite(full).all() and not _agree(low, full, weights, tolerance=1.0):
             raise ValueError(
                 "precision: in bfloat16 an update of this model is further from that of float32 than no update at all would be "
                 "(in a few trips, tried at the start); use float32"

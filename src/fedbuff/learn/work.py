@@ -67,17 +67,25 @@ class Trainer:
     @cached_property
     def outputs(self) -> Outputs:
         """The model as it is evaluated: through its twins, where these say the same of a few rows as the model itself."""
-        itself, twins = plain(self.flat), self.trips
-        if not isinstance(twins, Together):
+        itself = plain(self.flat)
+        if not isinstance(self.trips, Together):
             return itself
+        twins = self.trips.outputs
         inputs, _ = next(iter(self.task.splits.values()))
         x, weights = as_tensor(inputs[:_TRIED], like=self.flat.vector), self.flat.weights()
         try:  # in two parts: a model may mix the rows of a batch, if only in evaluation
-            parts = torch.cat([twins.outputs(weights, part.clone()) for part in torch.split(x, _TRIED // 2)])
+            parts = torch.cat([twins(weights, part.clone()) for part in torch.split(x, _TRIED // 2)])
             same = torch.allclose(parts, itself(weights, x), rtol=1e-4, atol=1e-4)
         except Exception:  # the model's code takes another way in evaluation, one that twins can't go
             same = False
-        return twins.outputs if same else itself
+
+        def together(weights: Vector, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return twins(weights, x.clone())  # a model may write to what it sees
+            except Exception:  # these rows are not like the few: twins can't go where they lead
+                return itself(weights, x)
+
+        return together if same else itself
 
 
 def trainer(

@@ -46,7 +46,7 @@ TABLE_AVERAGE = Experiment(
     "table-average",
     "Beyond the paper",
     "Client trips when the mean of the last versions is evaluated",
-    "evaluates single versions. Here a mean of those of the last 2,000 trips (twice the concurrency) is evaluated beside them.",
+    "evaluates single versions. Here runs of their own evaluate a mean of the last, of twice as many trips as are in flight.",
     result,
     cells,
     trips={"cifar10": 530, "celeba": 350, "sent140": 1300},

@@ -27,7 +27,7 @@ class Rows:
     def __init__(self, rows: int, columns: int, dtype: DTypeLike, on_disk: bool = False, file: int | None = None) -> None:
         itemsize = np.dtype(dtype).itemsize
         row = columns * itemsize
-        # in memory an odd number of lines: whole pages apart, rows that are added up would crowd into the same few sets of a cache
+        # in memory an odd number of lines: whole pages apart, rows that are added up crowd into the same few sets of a cache
         self._stride = -(-row // _PAGE) * _PAGE if on_disk else (-(-row // _LINE) | 1) * _LINE
         size = max(rows * self._stride, 1)
         self.on_disk = on_disk

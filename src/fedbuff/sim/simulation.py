@@ -135,7 +135,7 @@ class Simulation:
             if now >= look:
                 self.peak_memory_mb = max(self.peak_memory_mb, together_mb([os.getpid(), *self.pool.pids()]) or 0.0)
                 look = now + max(2.0, 300 * (time.monotonic() - now))  # adding up shared pages can take 25 ms
-            if folder and now >= due:
+            if folder and now >= due and self.stopped is None:  # nobody could go on from the end: what was ahead is gone
                 folder.checkpoint(*self.state())
                 cost = time.monotonic() - now
                 due = now + cost + max(checkpoint_every, 20 * cost)  # at most a twentieth of the time
@@ -414,6 +414,10 @@ class Simulation:
 
     def restore(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
         self.plan.trips.restore(arrays)
+        if len(self.plan.trips) != facts["plan"]["schedule"]["started"]:  # a plan in C++ would write where nothing is
+            raise ValueError(
+                "an earlier version took this checkpoint as the run ended, and nobody can go on from it: begin anew, elsewhere"
+            )
         self.plan.restore(facts["plan"])
         self.plan.steps.extend(map(Step.restored, facts["steps"]))
         self.snapshots = [_Snapshot(a, b, c, partial(dict, state)) for a, b, c, state in facts["snapshots"]]

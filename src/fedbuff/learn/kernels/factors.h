@@ -57,6 +57,7 @@ template <class T> ALWAYS T plus_product(T sum, T a, T b) {
   if constexpr (sizeof(T) == 64) return (T)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #endif
 #ifdef __FMA__
+  if constexpr (sizeof(T) == 4) return __builtin_fmaf(a, b, sum);
   if constexpr (sizeof(T) == 32) return (T)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #endif
   return sum + a * b;

@@ -256,7 +256,7 @@ static void outer_product(Each rows, i64 k, i64 columns, float* c, i64 beta, Scr
     for (i64 i = 0; i < k; i++)
       for (i64 o = 0; o < columns; o++) {
         float sum = 0;
-        rows([&](const float* a, const float* b) { sum += a[i] * b[o]; });
+        rows([&](const float* a, const float* b) { sum = plus_product<float>(sum, a[i], b[o]); });
         to[i * columns + o] = sum;
       }
   else transposed_times(scratch.lowered(rows, k, columns), k, to, columns, columns);
