@@ -39,6 +39,14 @@ struct Network {
   }
 };
 
+// Examples that will be wanted: asked for some lines at a time, as they come from afar and the memory answers to few at once.
+struct Coming {
+  const char *at, *end;
+  void ask(i64 lines) {
+    for (; lines > 0 && at < end; lines--, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 }  // namespace
 
 // The examples of trip i are those of table[where[i]], its update goes into row into[i].
@@ -68,6 +76,9 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
     w = start;
     if (sgd.momentum != 0) std::fill(velocity.begin(), velocity.end(), 0.0f);
     order.resize(n);
+    const auto next = table[where[std::min(trip + 1, trips - 1)]];
+    Coming coming{reinterpret_cast<const char*>(next.x), reinterpret_cast<const char*>(next.x + next.examples * features)};
+    for (i64 i = 0; i < next.examples; i += 8) __builtin_prefetch(next.y + i, 0, 2);
     const i64 per_epoch = sgd.per_epoch(n), steps = sgd.steps_of(n);
     for (i64 step = 0; step < steps; step++) {
       const i64 first = step % per_epoch * sgd.batch_size, count = std::min(sgd.batch_size, n - first);
@@ -98,6 +109,7 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
       std::vector<float>& p = hidden[layers - 1];
       for (i64 i = 0; i < count; i++) {
         float* row = &p[i * wide];
+        coming.ask(8);
         softmax_less_label(row, classes, y[order[first + i]]);
         for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
       }
@@ -110,10 +122,11 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
         };
         transposed_times(pairs, in, to, width, width);
         float* b = to + in * width;
-        std::fill(b, b + width, 0.0f);
-        if (bias[l])
-          for (i64 i = 0; i < count; i++)
-            for (i64 o = 0; o < width; o += 8) store(b + o, load(b + o) + load(d + i * width + o));
+        for (i64 o = 0; o < width; o += 8) {
+          v8 sum = all(0);
+          for (i64 i = 0; bias[l] && i < count; i++) sum += load(d + i * width + o);
+          store(b + o, sum);
+        }
         if (l > 0) {
           const i64 out = sizes[l + 1], wide_in = filled(in);
           turned.assign(out * wide_in, 0.0f);
