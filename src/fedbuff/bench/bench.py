@@ -161,8 +161,10 @@ def machine() -> dict[str, Any]:
 
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        family = about.get("cpu family")  # "AMD EPYC" is several kinds of core, of which one computes twice as fast as another
+        cpu = about.get("model name", cpu) + (f" (family {family})" if family else "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "date": datetime.date.today().isoformat(),
