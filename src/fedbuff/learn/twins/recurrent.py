@@ -62,7 +62,7 @@ class RecurrentTwin(Twin):
         return x.transpose(0, 1) if self.batch_first else x, ends if self.kind == "LSTM" else ends[0]
 
     def is_zero(self, state: object, rows: int) -> bool:
-        """Whether it is what a recurrent layer starts from anyway, spelled out."""
+        """Whether it is what a recurrent layer starts from anyway, spelled out: for these rows together, and so for each."""
         parts, shape = (state if isinstance(state, tuple) else (state,)), (self.layers * self.directions, rows, self.hidden)
         return len(parts) == (2 if self.kind == "LSTM" else 1) and all(
             isinstance(part, Tensor) and part.shape == shape and not part.requires_grad and not part.any() for part in parts
