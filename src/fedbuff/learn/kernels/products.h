@@ -12,25 +12,25 @@
 ALWAYS i64 filled(i64 n) { return (n + 7) / 8 * 8; }
 
 // Weights as products want them: blocks of columns, the last filled up with zeros to a multiple of 8, [block][depth][columns
-// of the block]; w(i, o) is the i-th factor of a column.
-template <class Factor, class At> ALWAYS void in_blocks(std::vector<Factor>& packed, i64 depth, i64 columns, At w) {
+// of the block].
+//
+// w [k][columns], for x w
+template <class Factor> static void pack(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
+  Room<Factor> room;
+  const Factor* factors = as_factors_of_columns(w, k, columns, room);
+  const i64 depth = factors_of<Factor>(k);
   packed.resize(depth * filled(columns));
   for (i64 first = 0, size; first < columns; first += size) {
     size = block_of(filled(columns) - first);
     const i64 count = std::min(size, columns - first);
     Factor* to = &packed[first * depth];
     for (i64 i = 0; i < depth; i++, to += size) {
-      for (i64 o = 0; o < count; o++) to[o] = w(i, first + o);
+      std::copy_n(factors + i * columns + first, count, to);
       std::fill(to + count, to + size, Factor{});
     }
   }
 }
-// w [k][columns], for x w
-template <class Factor> static void pack(std::vector<Factor>& packed, const float* w, i64 k, i64 columns) {
-  Room<Factor> room;
-  const Factor* factors = as_factors_of_columns(w, k, columns, room);
-  in_blocks(packed, factors_of<Factor>(k), columns, [=](i64 i, i64 o) { return factors[i * columns + o]; });
-}
+
 // eight by eight numbers of 32 bits, whatever they mean: to[i][o] = from[o][i]
 ALWAYS void turn(const void* from, i64 from_stride, void* to, i64 to_stride) {
   narrow a[8], b[8];

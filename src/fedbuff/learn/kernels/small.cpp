@@ -39,14 +39,6 @@ struct Network {
   }
 };
 
-// Examples that will be wanted: asked for some lines at a time, as they come from afar and the memory answers to few at once.
-struct Coming {
-  const char *at, *end;
-  void ask(i64 lines) {
-    for (; lines > 0 && at < end; lines--, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 }  // namespace
 
 // The examples of trip i are those of table[where[i]], its update goes into row into[i].
@@ -76,8 +68,9 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
     w = start;
     if (sgd.momentum != 0) std::fill(velocity.begin(), velocity.end(), 0.0f);
     order.resize(n);
+    // the next trip's examples come from afar, and the memory answers to few at once: some lines are asked for with each row
     const auto next = table[where[std::min(trip + 1, trips - 1)]];
-    Coming coming{reinterpret_cast<const char*>(next.x), reinterpret_cast<const char*>(next.x + next.examples * features)};
+    const float *coming = next.x, *end = next.x + next.examples * features;
     for (i64 i = 0; i < next.examples; i += 8) __builtin_prefetch(next.y + i, 0, 2);
     const i64 per_epoch = sgd.per_epoch(n), steps = sgd.steps_of(n);
     for (i64 step = 0; step < steps; step++) {
@@ -109,7 +102,7 @@ extern "C" i64 train_trips(i64 trips, const Client<float>* table, const i64* whe
       std::vector<float>& p = hidden[layers - 1];
       for (i64 i = 0; i < count; i++) {
         float* row = &p[i * wide];
-        coming.ask(8);
+        for (int line = 0; line < 8 && coming < end; line++, coming += 16) __builtin_prefetch(coming, 0, 2);
         softmax_less_label(row, classes, y[order[first + i]]);
         for (i64 c = 0; c < wide; c += 8) store(row + c, load(row + c) / static_cast<float>(count));
       }
